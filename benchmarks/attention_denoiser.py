@@ -28,7 +28,7 @@ from lowtide.attention.spatial import (
     LocalWindowAttention,
     TransposedAttention,
 )
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 
 CHANNELS, PATCH, BATCH, NOISE = 32, 64, 2, 25 / 255
 TRAINED_ON = "astronaut", "coffee", "rocket", "hubble_deep_field", "retina"

@@ -30,7 +30,7 @@ from lowtide.attention.spatial import (
     TransposedAttention,
 )
 from lowtide.core.heap import tune_heap
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 
 CHANNELS = 64
 SIZES = (64, 128, 256)

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from training_memory import compare
 
 from lowtide.attention.spatial import ChannelAttention, LinearAttention
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.slim_unet import GlobalAttention, SlimUNet
 

@@ -30,7 +30,7 @@ from plain_steps import CASES
 import lowtide
 from lowtide.core.heap import HeapMode
 from lowtide.memory.prediction.estimate import Estimate
-from lowtide.memory.prediction.heap_growth import HEAP_ROW
+from lowtide.memory.prediction.result import HEAP_ROW
 
 SCRIPT = Path(__file__).parent / "plain_steps.py"
 HEAPS: dict[HeapMode, dict[str, str | None]] = {"default": {}, "cache": HEAP_OF_COMMAND_LINE}

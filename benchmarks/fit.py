@@ -22,12 +22,11 @@ from lowtide.core.heap import HeapMode
 from lowtide.core.units import MIB
 from lowtide.memory.prediction.calibration import (
     Calibration,
-    HeapGrowth,
     Residual,
     RunKind,
     calibrate,
 )
-from lowtide.memory.prediction.runtime_objects import RuntimeCosts, RuntimeObjects
+from lowtide.memory.prediction.result import HeapGrowth, RuntimeCosts, RuntimeObjects
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
 HEAPS = get_args(HeapMode)

@@ -14,7 +14,7 @@ from memory_worker import Pages, warm_up
 from torch import Tensor, nn
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.tracing.steps import optimizer_state
 from lowtide.models.ldm4ts.model import LDM4TSModel
 from lowtide.training.task import Task

@@ -30,12 +30,12 @@ from torch.nn import functional as F
 from zoo import Row
 
 from lowtide.core.heap import trim_heap
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.checkpointing import CHECKPOINTING
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import NullObserver, TrainingStep, input_tensors
-from lowtide.memory.tracing.tracer import record_trace
+from lowtide.memory.tracing.trace import record_trace
 
 THREADS = 2
 _SAMPLE_SECONDS = 0.001

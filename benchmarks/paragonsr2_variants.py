@@ -31,7 +31,7 @@ from torch import nn
 
 from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.prediction.estimate import estimate, trace_step
-from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.models.paragonsr2.config import SCALES, VARIANTS
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import lowtide
 from lowtide.core.metrics import psnr_y
 from lowtide.jobs.upscale.validation import TrainValidation
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.image_cache import read_rgb

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import UsageError
-from lowtide.memory.simulation.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
 
 Role = Literal["composite", "makes", "takes over", "writes", "views", "no tensors"]
 

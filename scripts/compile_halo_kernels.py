@@ -18,8 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from lowtide.attention.halo import kernels
-from lowtide.attention.halo.block_sizes import SHARED_MEMORY, choose_tiles, descriptor_block
-from lowtide.attention.halo.launch import constants
+from lowtide.attention.halo.launch import SHARED_MEMORY, choose_tiles, constants, descriptor_block
 from lowtide.attention.spatial.window_grid import Windows
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

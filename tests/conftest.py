@@ -80,13 +80,13 @@ def no_past_runs(private_cache):
 @pytest.fixture
 def on_amd(monkeypatch):
     """A processor for which oneDNN's attention is taken, whatever this one is."""
-    from lowtide.attention.backends import onednn
+    from lowtide.attention.backends import chunked
     from lowtide.attention.functional import resolve_cached
     from lowtide.attention.spec import LocalDevice
 
-    if onednn.OneDnn().missing_requirement(LocalDevice()) is not None:
+    if chunked.OneDnn().missing_requirement(LocalDevice()) is not None:
         pytest.skip("PyTorch is built without oneDNN for x86")
-    monkeypatch.setattr(onednn, "is_amd", lambda: True)
+    monkeypatch.setattr(chunked, "is_amd", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     resolve_cached.cache_clear()
     threads = torch.get_num_threads()

@@ -10,7 +10,7 @@ import torch
 
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.prediction.runtime_objects import RuntimeObjects
+from lowtide.memory.prediction.result import RuntimeObjects
 
 # The benchmarks are scripts, not a package.
 zoo = importlib.import_module("zoo")

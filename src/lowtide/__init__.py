@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from lowtide.jobs.video.command import video
     from lowtide.jobs.video.report import VideosReport
     from lowtide.memory.budget import Budget
-    from lowtide.memory.measurement.region import measure
     from lowtide.memory.plan import Plan
     from lowtide.memory.prediction.estimate import Estimate, estimate
+    from lowtide.memory.region import measure
     from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
     from lowtide.models.loader import load
     from lowtide.streaming.api import Streamed, stream
@@ -109,7 +109,7 @@ _MODULES = {
     "fit": "lowtide.integrations.fit",
     "forecast": "lowtide.jobs.forecast.command",
     "load": "lowtide.models.loader",
-    "measure": "lowtide.memory.measurement.region",
+    "measure": "lowtide.memory.region",
     "plan": "lowtide.jobs.upscale.plan",
     "stream": "lowtide.streaming.api",
     "unfit": "lowtide.integrations.fit",

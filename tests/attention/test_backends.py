@@ -9,7 +9,7 @@ from lowtide.attention.backends import BACKENDS, Backend
 from lowtide.attention.backends.chunked import Chunked
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 
 # What needs no more than PyTorch; oneDNN's, which knows plain attention alone, has its own tests.
 HERE = [

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from lowtide.attention.backends.onednn import OneDnn
+from lowtide.attention.backends.chunked import OneDnn
 from lowtide.attention.cpu_ops import LOG2_E, exp2_softmax_matmul, supports_exp2_softmax
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec, LocalDevice

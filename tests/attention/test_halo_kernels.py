@@ -21,7 +21,7 @@ from lowtide.attention.halo.autograd import (
     missing_requirement,
     unsupported_reason,
 )
-from lowtide.attention.halo.block_sizes import (
+from lowtide.attention.halo.launch import (
     SHARED_MEMORY,
     KernelTile,
     KernelTiles,

@@ -11,8 +11,7 @@ from lowtide.attention import cpu_ops
 from lowtide.attention.backends import BACKENDS
 from lowtide.attention.spatial import LocalWindowAttention, Windows
 from lowtide.attention.spatial import image_layout as image_module
-from lowtide.attention.spatial.blend import blend_shares
-from lowtide.attention.spatial.window_grid import windows_along
+from lowtide.attention.spatial.window_grid import blend_shares, windows_along
 from lowtide.attention.spec import LocalDevice
 from support.spatial_reference import local_attention
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from lowtide import UsageError
-from lowtide.attention.backends import onednn
+from lowtide.attention.backends import chunked
 from lowtide.attention.dispatch import resolve
 from lowtide.attention.functional import attention, explain, resolve_cached
 from lowtide.attention.spatial import LocalWindowAttention
 from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 
-BACKEND, HERE = onednn.OneDnn(), LocalDevice()
+BACKEND, HERE = chunked.OneDnn(), LocalDevice()
 pytestmark = pytest.mark.skipif(
     BACKEND.missing_requirement(HERE) is not None, reason="PyTorch is built without oneDNN for x86"
 )
@@ -59,7 +59,7 @@ def assert_as_near(found, plain, wanted):
 @pytest.mark.parametrize("at_once", [7 * 83, 1 << 20])  # scores: ten parts, and one
 @pytest.mark.parametrize("size", [1.0, 100.0])
 def test_numbers_are_added_to_scores(monkeypatch, shape, at_once, size):
-    monkeypatch.setattr(onednn, "SCORES_PER_BLOCK", at_once)
+    monkeypatch.setattr(chunked, "SCORES_PER_BLOCK", at_once)
     query, key, value = tensors(2, 3, 65, 83, 33, 17)
     mask = torch.randn(shape) * size
     before = mask.clone()
@@ -162,7 +162,7 @@ def test_many_threads_would_wait_for_each_other(on_amd):
 
 
 def test_other_processors_keep_pytorchs_own(monkeypatch):
-    monkeypatch.setattr(onednn, "is_amd", lambda: False)
+    monkeypatch.setattr(chunked, "is_amd", lambda: False)
     call = describe_call(tensors(1, 2, 576, 1024, 32), None, AttentionSpec())
     said = {one.backend: one.reason for one in resolve(call).verdicts}
     assert said["onednn"] == "PyTorch's own kernel is as fast on this CPU"

@@ -3,7 +3,7 @@
 import pytest
 
 import lowtide
-from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown, slowdown_note
+from lowtide.memory.cpu_half_precision import low_precision_slowdown, slowdown_note
 
 
 def test_both_precisions_are_measured():

@@ -8,7 +8,7 @@ from torch import nn
 
 from lowtide.jobs.images import held_memory
 from lowtide.jobs.images.held_memory import HeldMemory
-from lowtide.memory import heap_limit
+from lowtide.memory import oom
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ class Meter:
 def held(monkeypatch):
     def make(living, kept, strategy="streamed", budget=1000 * MIB, waiting=0):
         meter = Meter(living * MIB, kept * MIB)
-        monkeypatch.setattr(heap_limit, "trim_allocators", lambda device: meter.trim())
+        monkeypatch.setattr(oom, "trim_allocators", lambda device: meter.trim())
         plan = SimpleNamespace(
             strategy=SimpleNamespace(name=strategy, device_count=1),
             is_specialized=False,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from virtual_device import VirtualDevice
 
+from lowtide.memory.allocator import SimulatedOutOfMemory
 from lowtide.memory.oom import free_exception
-from lowtide.memory.simulation.allocator import SimulatedOutOfMemory
 
 HELD = 3 * 4096
 

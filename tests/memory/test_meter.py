@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from subprocess_run import measure_in_subprocess
 
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.meter import CudaMeter
 from lowtide.memory.process_memory import available_host_bytes, total_host_bytes
 

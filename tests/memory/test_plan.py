@@ -7,10 +7,11 @@ from lowtide import BudgetError, UsageError
 from lowtide.core.units import MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import Plan, Refusal
-from lowtide.memory.strategy import (
+from lowtide.memory.plan import (
     ImageGeometry,
+    LedgerRow,
+    Plan,
+    Refusal,
     StreamedStrategy,
     TiledStrategy,
     WholeStrategy,

@@ -6,9 +6,8 @@ import pytest
 
 from lowtide import BudgetError, UsageError
 from lowtide.memory.budget import Budget
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import Plan, StreamedStrategy
 from lowtide.memory.plan_file import PlanFile, check_replay
-from lowtide.memory.strategy import StreamedStrategy
 from support.small_plans import MIB, a_plan
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from lowtide.core.units import MIB
 from lowtide.memory.budget import Budget
-from lowtide.memory.memory_limits import MemoryLimit, memory_limits
-from lowtide.memory.process_memory import total_host_bytes
+from lowtide.memory.process_memory import MemoryLimit, memory_limits, total_host_bytes
 
 SECOND = "0::/user/job\n"
 FIRST = "4:memory:/docker/ab\n0::/\n"

@@ -7,10 +7,13 @@ from subprocess_run import measure_in_subprocess
 from torch import nn
 
 from lowtide.attention import cpu_ops
-from lowtide.memory.prediction.calibration import shipped_runtime
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.prediction.runtime_objects import RuntimeObjects, count_runtime_objects
-from lowtide.memory.tracing.macs_count import multiply_adds
+from lowtide.memory.prediction.operator_costs import multiply_adds
+from lowtide.memory.prediction.result import (
+    RuntimeObjects,
+    count_runtime_objects,
+    shipped_runtime,
+)
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 
 COUNTS = 24

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models.ldm4ts import LDM4TSModel
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models import low_precision
 from lowtide.models.low_precision import EdgeConv, LowPrecision, to_low_precision
 from lowtide.models.optimized.replace import replace_modules

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.models.optimized import dense_group, swin_blocks

@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models.low_precision import EdgeConv, to_low_precision
 from lowtide.models.optimized import narrow_conv
 from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedTail

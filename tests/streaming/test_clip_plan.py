@@ -12,7 +12,7 @@ from lowtide import BudgetError, OutputError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.clip_planner import ClipPlanner
-from lowtide.streaming.engine.carried_state import StateStore
+from lowtide.streaming.engine.clip_chunks import StateStore
 from support.causal_modules import Later, LaterWithAttention, causal_modules, whole_clip
 
 ALL = 99

@@ -14,11 +14,11 @@ import lowtide
 from lowtide import BudgetError, ModelError, OutputError, UsageError
 from lowtide.core import scratch
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import Certificate, _measure
-from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, memory_order
+from lowtide.streaming.pages.spilled_page import DiskPage
 from support.stream_models import Normed, whole
 
 pytestmark = pytest.mark.usefixtures("results_alone")
@@ -251,7 +251,7 @@ def test_layouts_are_remembered(model, monkeypatch):
     def never(*_, **__):
         raise AssertionError("looked at again")
 
-    monkeypatch.setattr("lowtide.streaming.planner.segment_cost.estimate_segment", never)
+    monkeypatch.setattr("lowtide.streaming.planner.layout_cost.estimate_segment", never)
     monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_run", never)
     again = lowtide.stream(model, budget="64MiB").prepare(image).layout
     assert (again.key, again.peak_bytes) == (first.key, first.peak_bytes)

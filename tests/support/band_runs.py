@@ -10,11 +10,10 @@ from torch import nn
 
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
-from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.engine.segments import CutPoints, cut_segments
 from lowtide.streaming.pages.page import MemoryPage, memory_order
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from lowtide.attention.sdpa_rules import sdpa_kernel_for
 from lowtide.attention.spec import AttentionCall
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.profiles.attention import simulate_attention
+from lowtide.memory.profiles.simulated_device import simulate_attention
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 AMPERE, ADA, HOPPER, BLACKWELL, HOST = (

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lowtide.memory.strategy import WholeStrategy
+from lowtide.memory.plan import WholeStrategy
 from support.toy_models import run_array
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.memory.simulation.allocator import CachingAllocator
+from lowtide.memory.allocator import CachingAllocator
 
 
 @dataclass(frozen=True)

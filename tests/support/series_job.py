@@ -21,9 +21,8 @@ from lowtide.jobs.engine.settings import RunSettings
 from lowtide.jobs.engine.workers import Workers
 from lowtide.media.discover import MediaKind, discover
 from lowtide.memory.budget import Budget
-from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import open_meter
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Plan
 from support.small_plans import a_plan
 
 SERIES = MediaKind("series", (".csv",), lambda suffix: {".csv": "csv"}.get(suffix.lower()))

@@ -1,7 +1,6 @@
 """Plans of small images."""
 
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Plan
 
 MIB = 1 << 20
 

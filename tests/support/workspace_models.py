@@ -2,7 +2,7 @@
 
 import torch
 
-from lowtide.memory.tracing.tracer import describe_argument
+from lowtide.memory.tracing.trace import describe_argument
 
 _aten = torch.ops.aten
 

@@ -18,7 +18,7 @@ from lowtide.cli.train import TrainKind, add_command
 from lowtide.core.philox import philox
 from lowtide.jobs.train.memory import plan_step
 from lowtide.jobs.train.run import run_training
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.training.data.batches import Batches
 from lowtide.training.distributed import SINGLE_PROCESS
 from lowtide.training.run_config import Datasets, Optim, RunConfig, Train, TrainData

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.training.setup import make_discriminator, make_generator

@@ -144,7 +144,7 @@ class AttentionRouter:
         Query, key and value are (..., heads, N, head dim) or (..., N, head dim) and are broadcast
         to the same leading dimensions.
         """
-        query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
+        query, key, value, attn_mask = cast_as_autocast(query, key, value, attn_mask)
         inner = 3 if enable_gqa else 2
         lead = torch.broadcast_shapes(*(t.shape[:-inner] for t in (query, key, value)))
         missing = max(0, 4 - inner - len(lead))
@@ -159,8 +159,8 @@ class AttentionRouter:
         return result[(0,) * missing]
 
 
-def _as_autocast(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """Cast the tensors as autocast would for PyTorch's function.
+def cast_as_autocast(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """Cast tensors of attention, of any shape, as autocast would for PyTorch's function.
 
     Autocast recognizes that function by name, and so does not cast for this one.
     """

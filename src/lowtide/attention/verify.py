@@ -42,41 +42,33 @@ def verification_failure(
     """
     if backend.name in ("reference", "sdpa-math"):  # the references themselves
         return None
-    kind = (
+    kind = AttentionCall(
         call.dtype,
         call.head_dim,
+        _TOKENS[1] if call.is_causal else _TOKENS[0],
+        _TOKENS[1],
         call.value_dim,
-        call.is_causal,
         call.has_mask,
         call.mask_is_boolean,
         call.mask_needs_grad,
         call.needs_grad,
-        call.is_grouped,
+        call.is_causal,
+        batch=2,
+        heads=2,
+        key_heads=1 if call.is_grouped else 2,
     )
-    return _trial_failure(backend.name, device.kind, device.capability, *kind)
+    return _trial_failure(backend.name, device.kind, device.capability, kind)
 
 
 @functools.lru_cache(maxsize=1024)
 def _trial_failure(
-    name: str,
-    device: str,
-    capability: tuple[int, int],
-    dtype: torch.dtype,
-    head_dim: int,
-    value_dim: int,
-    causal: bool,
-    has_mask: bool,
-    boolean_mask: bool,
-    mask_needs_grad: bool,
-    needs_grad: bool,
-    grouped: bool,
+    name: str, device: str, capability: tuple[int, int], call: AttentionCall
 ) -> str | None:
-    queries = _TOKENS[1] if causal else _TOKENS[0]
     generator = torch.Generator().manual_seed(0)
 
     def rand(*shape: int) -> Tensor:
-        made = torch.randn(shape, generator=generator).to(device, dtype)
-        return made.requires_grad_(needs_grad)
+        made = torch.randn(shape, generator=generator).to(device, call.dtype)
+        return made.requires_grad_(call.needs_grad)
 
     # Hide the trial from the caller's dispatch modes, hooks and autocast.
     with (
@@ -84,19 +76,19 @@ def _trial_failure(
         torch._C.DisableTorchFunction(),
         torch.inference_mode(False),
         torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is),
-        torch.set_grad_enabled(needs_grad or mask_needs_grad),
+        torch.set_grad_enabled(call.needs_grad or call.mask_needs_grad),
         torch.autocast(device, enabled=False),
     ):
-        heads = 1 if grouped else 2
         tensors = [
-            rand(2, 2, queries, head_dim),
-            rand(2, heads, _TOKENS[1], head_dim),
-            rand(2, heads, _TOKENS[1], value_dim),
+            rand(2, 2, call.query_tokens, call.head_dim),
+            rand(2, call.key_heads or 2, call.key_tokens, call.head_dim),
+            rand(2, call.key_heads or 2, call.key_tokens, call.value_dim),
         ]
-        if has_mask:
-            mask = rand(1, 2, queries, _TOKENS[1]).detach()
-            tensors.append(mask > -1 if boolean_mask else mask.requires_grad_(mask_needs_grad))
-        spec = AttentionSpec(causal=causal, grouped=grouped)
+        if call.has_mask:
+            mask = rand(1, 2, call.query_tokens, call.key_tokens).detach()
+            learned = mask.requires_grad_(call.mask_needs_grad)
+            tensors.append(mask > -1 if call.mask_is_boolean else learned)
+        spec = AttentionSpec(causal=call.is_causal, grouped=call.is_grouped)
         try:
             found = _results(get(name), tensors, spec)
         except RuntimeError as error:
@@ -107,10 +99,10 @@ def _trial_failure(
         ]
         exact = _results(get("reference"), doubled, spec)
         plain = _results(get("sdpa-math"), tensors, spec)
-        allowed = _EIGHT_BITS if name == "sage" else _TOLERANCE_FACTORS[dtype]
+        allowed = _EIGHT_BITS if name == "sage" else _TOLERANCE_FACTORS[call.dtype]
         for what, one, other, wanted in zip(_NAMES, found, plain, exact, strict=False):
             error, usual = _worst(one, wanted), _worst(other, wanted)
-            floor = _ROUNDINGS * torch.finfo(dtype).eps * float(wanted.detach().abs().max())
+            floor = _ROUNDINGS * torch.finfo(call.dtype).eps * float(wanted.detach().abs().max())
             if not error <= allowed * max(usual, floor):
                 return f"in a trial {what} is off by {error:.1e}, plain operators by {usual:.1e}"
     return None

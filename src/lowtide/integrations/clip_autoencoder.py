@@ -22,8 +22,8 @@ from lowtide.core.units import format_bytes
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoFamily, class_names, family_of
 from lowtide.memory.budget import Budget
-from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.oom import naming_lack_of_memory
+from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.models.video_vae.config import CLASS_NAME

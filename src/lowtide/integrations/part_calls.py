@@ -19,10 +19,10 @@ from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import shipped_calibration
-from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_within
+from lowtide.memory.prediction.cpu import CpuWorkspace, peak_within
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate
+from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.profiles import local_profile
-from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.streaming.api import Streamed, reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState

@@ -15,7 +15,7 @@ from lowtide.attention.availability import availability
 from lowtide.core.errors import install_extra
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.engine.report import versions
-from lowtide.memory.measurement.cpu_half_precision import low_precision_slowdown
+from lowtide.memory.cpu_half_precision import low_precision_slowdown
 from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.process_memory import available_host_bytes
 

@@ -19,8 +19,12 @@ from lowtide.memory.library_memory import (
     require_room_for_processes,
     room_for_processes,
 )
-from lowtide.memory.memory_limits import MemoryLimit, memory_limits
-from lowtide.memory.process_memory import available_host_bytes, physical_host_bytes
+from lowtide.memory.process_memory import (
+    MemoryLimit,
+    available_host_bytes,
+    memory_limits,
+    physical_host_bytes,
+)
 
 if TYPE_CHECKING:
     from lowtide.memory.profiles import DeviceProfile

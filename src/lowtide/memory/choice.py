@@ -12,8 +12,7 @@ from typing import Literal
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import MIB, format_bytes, format_seconds
 from lowtide.memory.budget import Budget
-from lowtide.memory.ledger import Place
-from lowtide.memory.plan import Accuracy, Alternative, Plan, Refusal
+from lowtide.memory.plan import Accuracy, Alternative, Place, Plan, Refusal
 
 # Accuracy that a user may request: only exact plans, exact ones where they fit, or the fastest.
 AccuracyRequest = Literal["exact", "bounded", "fast"]

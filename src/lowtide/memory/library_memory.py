@@ -17,9 +17,9 @@ from typing import Any
 from lowtide.core.errors import BudgetError
 from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
-from lowtide.memory.memory_limits import Counted, MemoryLimit, memory_limits, status_fields
 from lowtide.memory.oom import NO_MEMORY_WORDS
 from lowtide.memory.plan_store import PlanStore
+from lowtide.memory.process_memory import Counted, MemoryLimit, memory_limits, status_bytes
 
 _FIELDS: dict[str, Counted] = {"RssAnon": "resident", "VmData": "data", "VmSize": "addresses"}
 # Bytes above which the libraries fit in any case, and a process is not worth its 2 seconds.
@@ -157,8 +157,7 @@ def _used_bytes(counts: Counted) -> int:
 
 
 def _sizes() -> dict[Counted, int]:
-    fields = status_fields()
-    return {counts: fields.get(f"{name}:", 0) * 1024 for name, counts in _FIELDS.items()}
+    return {counts: status_bytes(name) for name, counts in _FIELDS.items()}
 
 
 def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:

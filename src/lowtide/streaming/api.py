@@ -18,11 +18,12 @@ from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget, check_budget
 from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.global_hooks import global_hooks
+from lowtide.memory.tracing.python_places import global_hooks
 from lowtide.streaming.batch_independence import require_independent_images
 from lowtide.streaming.capture.autocast_state import AutocastState
-from lowtide.streaming.capture.model_inputs import ModelInputs, StreamAxis
-from lowtide.streaming.capture.plain_tensors import (
+from lowtide.streaming.capture.model_inputs import (
+    ModelInputs,
+    StreamAxis,
     require_module,
     require_plain_tensors,
     require_plain_weights,

@@ -18,10 +18,9 @@ from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.capture.output_container import Repack
+from lowtide.streaming.capture.outputs import Repack, error_words, relative_error, tolerance
 from lowtide.streaming.certificate import call_model, module_key, tf32
 from lowtide.streaming.rules.rule import op_name
-from lowtide.streaming.tolerance import error_words, relative_error, tolerance
 
 # Image sides to try until the operators are those at the real size.
 _SIDES = (16, 64, 128)

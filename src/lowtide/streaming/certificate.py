@@ -21,16 +21,14 @@ from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
-from lowtide.streaming.capture.output_container import unpack_output
+from lowtide.streaming.capture.outputs import error_words, largest_error, tolerance, unpack_output
 from lowtide.streaming.capture.remembered import require_no_memory
-from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
-from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.engine.segments import CutPoints, cut_segments
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
-from lowtide.streaming.tolerance import error_words, largest_error, tolerance
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
 # larger sizes are for models with a special case at their training size, or that take none below.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lowtide.core.units import MIB, format_bytes
 from lowtide.streaming.capture.graph import TensorMeta
-from lowtide.streaming.engine.carried_state import CarriedState, StateStore
+from lowtide.streaming.engine.clip_chunks import CarriedState, StateStore
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.pages.page import MemoryPage, Page

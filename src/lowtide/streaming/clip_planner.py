@@ -12,9 +12,8 @@ from torch import nn
 from lowtide.core.errors import BudgetError
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.clip_plan import ChunkRun, ClipPlan, UnrolledChunks
-from lowtide.streaming.engine.carried_state import StateBytes, StateStore
+from lowtide.streaming.engine.clip_chunks import StateBytes, StateStore, unroll
 from lowtide.streaming.engine.placement import Placement, allowed_placements
-from lowtide.streaming.engine.unroll import unroll
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings, prepare_stream
 

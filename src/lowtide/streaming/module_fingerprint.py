@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from lowtide.memory.tracing.global_hooks import global_hooks
 from lowtide.memory.tracing.python_place import PLAIN_KINDS, AttributeKey, array_bytes, own_value
-from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES, slots_of
+from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES, global_hooks, slots_of
 
 _PLAIN = tuple(PLAIN_KINDS)
 # Objects within objects that are compared.

@@ -15,13 +15,13 @@ from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
-from lowtide.memory.heap_limit import HeapLimit
+from lowtide.memory.oom import HeapLimit
 from lowtide.memory.process_memory import anonymous_bytes
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.python_place import AttributeKey
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_module import OpaqueModule
-from lowtide.streaming.capture.output_container import Repack
+from lowtide.streaming.capture.outputs import Repack
 from lowtide.streaming.certificate import Certificate
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import PagePlacement, page_factory
@@ -29,7 +29,7 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.source_run import FloatAdapter, run_source
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
-from lowtide.streaming.planner.stream_layout import StreamLayout
+from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
 from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
 

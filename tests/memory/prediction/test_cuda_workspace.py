@@ -8,15 +8,14 @@ from torch import nn
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.plan_store import StoredTable
 from lowtide.memory.prediction.calibration import NO_MARGIN
-from lowtide.memory.prediction.cuda import _events, predict_cuda
-from lowtide.memory.prediction.cuda_workspace import CudaWorkspace
+from lowtide.memory.prediction.cuda import CudaWorkspace, _events, predict_cuda
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.memory.tracing.tracer import Tracer, describe_argument
+from lowtide.memory.tracing.trace import Tracer, describe_argument
 from lowtide.streaming.certificate import tf32
 from support.workspace_models import convolution
 

@@ -10,7 +10,7 @@ from torch import nn
 import lowtide
 from lowtide.core.heap import current_heap
 from lowtide.jobs.train.plan import plan_training
-from lowtide.memory.prediction.heap_growth import HeapUse, heap_row, heap_use
+from lowtide.memory.prediction.result import HeapUse, heap_row, heap_use
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
 from lowtide.memory.tracing.trace import StorageEvent, Trace
 from support.stored_tables import empty_table

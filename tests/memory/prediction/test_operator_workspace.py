@@ -5,15 +5,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.plan_store import StoredTable
-from lowtide.memory.prediction.cpu_workspace import (
+from lowtide.memory.prediction.cpu import (
     CpuWorkspace,
     measure_operator,
     peak_with_workspace,
 )
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.prediction.op_signature import (
+from lowtide.memory.prediction.operator_costs import (
     largest_workspace_ratio,
     needs_no_workspace,
     operand_bytes,
@@ -21,7 +21,7 @@ from lowtide.memory.prediction.op_signature import (
 )
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
-from lowtide.memory.tracing.tracer import describe_argument
+from lowtide.memory.tracing.trace import describe_argument
 from support.stored_tables import empty_table
 from support.workspace_models import _aten, convolution
 

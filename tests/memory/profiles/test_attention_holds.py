@@ -13,14 +13,14 @@ from torch.utils.checkpoint import checkpoint
 from lowtide.attention.sdpa_rules import promotes_three_dimensions
 from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import MIB
-from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.profiles.attention import simulate_attention
-from lowtide.memory.profiles.attention_scratch import (
+from lowtide.memory.live_peak import live_peak_bytes
+from lowtide.memory.profiles.attention_kernels import (
     efficient_backward_bytes,
     efficient_forward_bytes,
     flash_backward_bytes,
     flash_forward_bytes,
 )
+from lowtide.memory.profiles.simulated_device import simulate_attention
 from support.gpu_attention import ADA, AMPERE, BF16, FP16, FP32, HOPPER, HOST, Live, bytes_of, qkv
 
 SHAPE = (1, 8, 4096, 64)

@@ -16,7 +16,7 @@ from lowtide.attention.sdpa_rules import (
 )
 from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import GIB
-from lowtide.memory.profiles.local_device import DriverFacts, profile_from_driver
+from lowtide.memory.profiles.profile import DriverFacts, profile_from_driver
 from support.gpu_attention import (
     ADA,
     AMPERE,

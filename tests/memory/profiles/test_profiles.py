@@ -14,7 +14,7 @@ from lowtide import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.process_memory import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, local_profile, profile_names
-from lowtide.memory.profiles.local_device import DriverFacts, profile_from_driver
+from lowtide.memory.profiles.profile import DriverFacts, profile_from_driver
 from support.gpu_attention import ADA, HOPPER, HOST
 
 FILES = sorted(

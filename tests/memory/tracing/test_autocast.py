@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.tracing.autocast import simulate_autocast
+from lowtide.memory.profiles.simulated_device import simulate_autocast
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.tracing.tracer import Tracer, record_trace
+from lowtide.memory.tracing.trace import Tracer, record_trace
 
 GPU, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 

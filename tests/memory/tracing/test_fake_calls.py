@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing import fake
-from lowtide.memory.tracing.fake_calls import CachedFakeCalls, FakeCallCache
+from lowtide.memory.tracing.fake import CachedFakeCalls, FakeCallCache
 from lowtide.memory.tracing.fake_fixes import fix_fake_result
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.fake_strides import pointwise_strides, view_strides
+from lowtide.memory.tracing.fake_fixes import pointwise_strides, view_strides
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep, input_tensors
-from lowtide.memory.tracing.tracer import Tracer, record_trace
+from lowtide.memory.tracing.trace import Tracer, record_trace
 
 
 def real_trace(model: nn.Module, step: Step):

@@ -6,8 +6,8 @@ from torch import nn
 
 import lowtide
 from lowtide.jobs.train.plan import plan_training
-from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.prediction.cpu_workspace import CpuWorkspace, peak_with_workspace
+from lowtide.memory.live_peak import live_peak_bytes
+from lowtide.memory.prediction.cpu import CpuWorkspace, peak_with_workspace
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors

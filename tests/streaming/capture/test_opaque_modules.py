@@ -9,8 +9,8 @@ from torch import nn
 
 import lowtide
 from lowtide import ModelError
-from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.streaming.capture.halo_probe import probe_halo
+from lowtide.memory.live_peak import live_peak_bytes
+from lowtide.streaming.capture.opaque_search import probe_halo
 from support.band_runs import check_parity
 
 

@@ -7,15 +7,14 @@ import torch
 
 from lowtide import BudgetError
 from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import lower_to_rows
-from lowtide.streaming.engine.segments import cut_segments
+from lowtide.streaming.engine.segments import CutPoints, cut_segments
 from lowtide.streaming.pages.page import MemoryPage
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.rules.norm import Moments
-from lowtide.streaming.rules.row_op import Reduction
+from lowtide.streaming.rules.rule import Reduction
 from support.random_models import BOUND, drawn_size, made
 from support.stream_families import AUTOENCODERS, FAMILIES
 

@@ -6,9 +6,9 @@ from torch import nn
 
 import lowtide
 from lowtide.attention.spatial import HierarchicalAttention, LocalWindowAttention
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.streaming.capture.opaque_module import RegionModule
-from lowtide.streaming.rules.row_op import RowOp
+from lowtide.streaming.rules.rule import RowOp
 from support.band_runs import check_parity, program_of
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from support.axis_models import SeriesModel, VideoDecoder, VideoEncoder, VolumeUNet
 
 MODELS = {

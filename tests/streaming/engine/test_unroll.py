@@ -4,11 +4,11 @@ import torch
 
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.model_inputs import ModelInputs
+from lowtide.streaming.engine.clip_chunks import unroll
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import lower_to_rows
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.engine.unroll import unroll
 from lowtide.streaming.pages.page import MemoryPage
 from support.causal_modules import CHANNELS, LaterWithAttention, causal_modules, whole_clip
 

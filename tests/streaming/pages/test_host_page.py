@@ -7,21 +7,19 @@ from torch import nn
 import lowtide
 from lowtide import BudgetError, UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.pinned import PinnedMemory
 from lowtide.memory.profiles import load_profile
 from lowtide.streaming.engine.band_schedule import schedule_bands
-from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import allowed_placements, memory_page_factory, page_factory
 from lowtide.streaming.engine.program import lower_to_rows
-from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.pages.host_page import HostPage
+from lowtide.streaming.engine.segments import CutPoints, cut_segments
 from lowtide.streaming.pages.page import MemoryPage
+from lowtide.streaming.pages.spilled_page import HostPage
 from lowtide.streaming.pages.transfer import (
-    CompletedCopy,
     CudaHostTransfer,
+    PendingCopy,
+    PinnedMemory,
     SyncHostTransfer,
-    _AsyncCopy,
 )
 from lowtide.streaming.planner.dry_run import dry_run, trace_run
 from lowtide.streaming.planner.layout_search import draft_layouts
@@ -48,7 +46,7 @@ class Late(SyncHostTransfer):
     def store(self, source, buffer, at):
         late = self
 
-        class Leaving(CompletedCopy):
+        class Leaving(PendingCopy):
             def wait(self):
                 if buffer.write_event is self:
                     buffer.write_event = None
@@ -64,7 +62,7 @@ class Late(SyncHostTransfer):
         self.begun += 1
         destination.fill_(255)  # so that nobody finds what was there
 
-        class Coming(CompletedCopy):
+        class Coming(PendingCopy):
             def result(self):
                 if not found:
                     if buffer.write_event is not None:
@@ -216,10 +214,10 @@ def test_a_missing_wait_is_a_race(monkeypatch, missing):
         stream = carrier._store_stream if missing == "out waits" else carrier._fetch_stream
         monkeypatch.setattr(stream, "wait_event", lambda event: None)
     if missing == "here waits":
-        monkeypatch.setattr(_AsyncCopy, "result", lambda self: self.data)
+        monkeypatch.setattr(PendingCopy, "wait", lambda self: None)
     if missing == "over waits":
         monkeypatch.setattr(
-            _AsyncCopy, "end_reads", lambda self: setattr(self, "reads_done", nothing)
+            PendingCopy, "end_reads", lambda self: setattr(self, "reads_done", nothing)
         )
     nothing = Event({}, streams)
     carrier.allocate(64)  # so that rooms are kept, and not unlocked

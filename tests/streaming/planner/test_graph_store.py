@@ -13,8 +13,7 @@ from torch import nn
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph_json import NotPlainError, graph_from_json, graph_to_json
 from lowtide.streaming.engine.program import lower_to_rows
-from lowtide.streaming.planner.graph_store import GraphStore
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.planner.program_cache import GraphStore, ProgramCache
 from support.band_runs import by_bands, program_of
 from support.toy_models import conv_net, network
 

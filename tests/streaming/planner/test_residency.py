@@ -8,20 +8,19 @@ import torch
 from torch import nn
 
 from lowtide.core import scratch
-from lowtide.streaming.engine.cut_points import CutPoints
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import page_factory
-from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.pages import disk_page
-from lowtide.streaming.pages.disk_page import DiskPage
+from lowtide.streaming.engine.segments import CutPoints, cut_segments
+from lowtide.streaming.pages import spilled_page
 from lowtide.streaming.pages.page import MemoryPage
-from lowtide.streaming.planner.layout_search import draft_layouts
-from lowtide.streaming.planner.residency import (
+from lowtide.streaming.pages.spilled_page import DiskPage
+from lowtide.streaming.planner.layout_cost import (
     PageLifetime,
     PageOccupancy,
     page_lifetimes,
     select_resident,
 )
+from lowtide.streaming.planner.layout_search import draft_layouts
 from support.band_runs import program_of
 
 
@@ -113,7 +112,7 @@ def test_shares_are_drafted_between_all_in_memory_and_none():
 
 
 def test_files_take_what_is_said_of_them(monkeypatch):
-    for module in (scratch, disk_page):
+    for module in (scratch, spilled_page):
         monkeypatch.setattr(
             module, "BLOCK_BYTES", 256
         )  # of which a page has many, and none in part

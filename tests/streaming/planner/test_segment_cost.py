@@ -8,8 +8,8 @@ from torch import nn
 
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.dry_run import dry_run
+from lowtide.streaming.planner.layout_cost import estimate_segment
 from lowtide.streaming.planner.layout_search import draft_layouts
-from lowtide.streaming.planner.segment_cost import estimate_segment
 from support.band_runs import program_of
 
 # Of the image and of every result: 4 channels, 16 columns.
@@ -49,7 +49,7 @@ def test_assumed_workspaces_are_not_cached(monkeypatch, tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 16, 5, padding=2), nn.Conv2d(16, 3, 5, padding=2))
     program = program_of(net, torch.rand(1, 3, 64, 96))
     layout = next(iter(draft_layouts(program, (1 << 40,), ("memory",))))
-    free = "lowtide.memory.prediction.cpu_workspace.available_host_bytes"
+    free = "lowtide.memory.prediction.cpu.available_host_bytes"
     with monkeypatch.context() as scarce:
         scarce.setattr(free, lambda: 0)
         assumed = dry_run(program, layout, whole_image=True)

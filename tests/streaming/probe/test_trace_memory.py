@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.memory.measurement.live_peak import live_peak_bytes
-from lowtide.memory.prediction import cpu_workspace
-from lowtide.memory.prediction.op_signature import operand_bytes
+from lowtide.memory.live_peak import live_peak_bytes
+from lowtide.memory.prediction import cpu
+from lowtide.memory.prediction.operator_costs import operand_bytes
 from lowtide.streaming.planner.ledger_rows import LIVE_ROW
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
@@ -48,13 +48,13 @@ def test_points_count_bytes_in_small_blocks() -> None:
 
 def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
     run, limit = [], 4 << 20
-    measure = cpu_workspace.measure_operator
+    measure = cpu.measure_operator
 
     def observed(call):
         run.append(operand_bytes(call))
         return measure(call)
 
-    monkeypatch.setattr(cpu_workspace, "measure_operator", observed)
+    monkeypatch.setattr(cpu, "measure_operator", observed)
     net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.attention.backends import onednn
-from lowtide.attention.backends.onednn import OneDnn
+from lowtide.attention.backends import chunked
+from lowtide.attention.backends.chunked import OneDnn
 from lowtide.attention.functional import resolve_cached
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.streaming.rules.rule import op_name
 from support.band_runs import check_parity, program_of
 
@@ -41,7 +41,7 @@ class Attending(nn.Module):
 @pytest.fixture
 def pytorchs_kernel(monkeypatch):
     """A processor for which PyTorch's own kernels are taken, whatever this one is."""
-    monkeypatch.setattr(onednn, "is_amd", lambda: False)
+    monkeypatch.setattr(chunked, "is_amd", lambda: False)
     resolve_cached.cache_clear()
     yield
     resolve_cached.cache_clear()

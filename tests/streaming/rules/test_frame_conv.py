@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lowtide.streaming.rules.frame_conv import convolve_frames
+from lowtide.streaming.rules.conv import convolve_frames
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,7 +8,7 @@ from torch import nn
 
 from lowtide.attention import window_attention
 from lowtide.memory.profiles import load_profile
-from lowtide.memory.tracing.tracer import Tracer
+from lowtide.memory.tracing.trace import Tracer
 from lowtide.streaming.capture.export_graph import capture
 from lowtide.streaming.capture.graph import Graph
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lowtide.streaming.rules.pool import max_pool
+from lowtide.streaming.rules.resample import max_pool
 from support.band_runs import Branches, check_parity
 
 SIZES = [(2, 2), (3, 3), (4, 5), (5, 1), (1, 7), (9, 8), (13, 13)]

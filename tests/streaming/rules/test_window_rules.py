@@ -7,8 +7,7 @@ import lowtide
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.planner.dry_run import trace_run
 from lowtide.streaming.planner.layout_search import draft_layouts
-from lowtide.streaming.rules.row_op import RowOp
-from lowtide.streaming.rules.rule import op_name
+from lowtide.streaming.rules.rule import RowOp, op_name
 from support.band_runs import check_parity, program_of
 from support.stream_models import SIDE, Windows, parted
 

@@ -9,7 +9,7 @@ import torch
 
 from lowtide import Cancelled, NotFiniteError
 from lowtide.streaming.planner.tile_variants import with_devices
-from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
+from lowtide.streaming.tiles.recovery import DeviceWorker, DeviceWorkers
 from support.toy_models import conv_net, make_plan, network, pictures, run_array
 
 picture = pictures()

@@ -13,7 +13,7 @@ from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.tiles.panels import COPY_ROWS, RowFile, panel_columns
+from lowtide.streaming.tiles.run_rows import COPY_ROWS, RowFile, panel_columns
 from lowtide.streaming.tiles.runner import execute_plan
 from support.plan_runs import assert_same, run_plan, with_dry_run
 from support.toy_models import (

@@ -13,8 +13,7 @@ from torch import nn
 from lowtide import Cancelled, LowtideError, ModelError, UsageError
 from lowtide.memory.plan import Plan
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.engine.source_page import SourceRows
-from lowtide.streaming.engine.source_run import _Writer
+from lowtide.streaming.engine.source_run import SourceRows, _Writer
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import ProgramCache

@@ -6,8 +6,7 @@ The order decides between backends that support the same call.
 from __future__ import annotations
 
 from lowtide.attention.backends.backend import Backend, Missing, Reference
-from lowtide.attention.backends.chunked import Chunked
-from lowtide.attention.backends.onednn import OneDnn
+from lowtide.attention.backends.chunked import Chunked, OneDnn
 from lowtide.attention.backends.packages import Flash2, Flex, Sage
 from lowtide.attention.backends.sdpa import Sdpa
 from lowtide.core.errors import UsageError

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.backends import Missing
-from lowtide.attention.halo.block_sizes import (
+from lowtide.attention.halo.launch import (
     KernelTile,
     KernelTiles,
+    Launch,
     choose_tiles,
     shared_memory,
+    strides,
     tile_count,
 )
-from lowtide.attention.halo.launch import Launch, strides
 from lowtide.attention.spatial.window_grid import Windows
 from lowtide.attention.spec import AttentionDevice, LocalDevice
 from lowtide.core.errors import UsageError

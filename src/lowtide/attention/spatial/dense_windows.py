@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.blend import blend_along
 from lowtide.attention.spatial.position import Position
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.window_grid import Windows, blend_along
 from lowtide.core.trace_cache import cached_in_trace
 
 

@@ -16,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.blend import blend_along, blend_shares, blend_sources
 from lowtide.attention.spatial.position import Position, RotaryAngles, Shape, to_heads_first
 from lowtide.attention.spatial.window_grid import (
     Window,
     WindowRun,
     Windows,
+    blend_along,
+    blend_shares,
+    blend_sources,
     reflect_position,
     window_runs,
     windows_along,

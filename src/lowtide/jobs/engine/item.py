@@ -12,9 +12,8 @@ from typing import Protocol
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import format_bytes
 from lowtide.jobs.engine.report import ItemReport, MemoryReport
-from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.memory.prediction.calibration import Residual, ResidualStore
 
 _TRIES = 3

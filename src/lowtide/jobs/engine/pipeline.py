@@ -16,10 +16,9 @@ from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_canc
 from lowtide.core.units import format_bytes
 from lowtide.jobs.engine.item import ComputedItem, EarlierItems, Item, PendingItem, PlannedItem
 from lowtide.memory.budget import Budget
-from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.meter import CudaMeter, HostMeter, Usage
 from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.streaming.planner.ledger_rows import beyond_least_margin
 
 

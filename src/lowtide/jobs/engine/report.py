@@ -18,8 +18,7 @@ from lowtide.core.errors import BatchError, BudgetError, InputError, LowtideErro
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import MIB, format_bytes
 from lowtide.media.discover import Found
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.models.model_files import is_onnx
 
 REPORT_SUFFIX = ".lowtide.json"

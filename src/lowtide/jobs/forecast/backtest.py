@@ -27,8 +27,7 @@ from lowtide.jobs.forecast.trained import TrainedForecaster, without_attention_w
 from lowtide.media.table import read_table
 from lowtide.media.table_frames import TableData
 from lowtide.media.time_table import TimeTable
-from lowtide.memory.memory_limits import failing_beyond_container
-from lowtide.memory.process_memory import available_host_bytes
+from lowtide.memory.process_memory import available_host_bytes, failing_beyond_container
 from lowtide.models.forecaster.paths import Distribution
 from lowtide.models.forecaster.windows import targets
 

@@ -32,8 +32,7 @@ from lowtide.media.table_bytes import is_stdin
 from lowtide.media.table_frames import TableData
 from lowtide.media.table_words import listed
 from lowtide.media.time_table import TimeTable
-from lowtide.memory.memory_limits import failing_beyond_container
-from lowtide.memory.process_memory import available_host_bytes
+from lowtide.memory.process_memory import available_host_bytes, failing_beyond_container
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,7 @@ from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import few, listed
 from lowtide.media.time_table import TimeTable
-from lowtide.memory.memory_limits import failing_beyond_container
-from lowtide.memory.process_memory import available_host_bytes
+from lowtide.memory.process_memory import available_host_bytes, failing_beyond_container
 from lowtide.models.forecaster.choice import Choice, ChosenForecaster, fit_model
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.known_effects import KnownEffects

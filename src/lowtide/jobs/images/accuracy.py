@@ -11,8 +11,7 @@ from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.media.image_info import ImageRows
 from lowtide.memory.meter import Usage
 from lowtide.memory.oom import trim_allocators
-from lowtide.memory.plan import Plan
-from lowtide.memory.strategy import StreamedStrategy, TiledStrategy
+from lowtide.memory.plan import Plan, StreamedStrategy, TiledStrategy
 from lowtide.models.low_precision import LowPrecision
 from lowtide.models.onnx_model import OnnxNetwork
 from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_pixels

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lowtide.jobs.images.build_network import as_module
-from lowtide.memory.heap_limit import HeapLimit
 from lowtide.memory.meter import CudaMeter, HostMeter
+from lowtide.memory.oom import HeapLimit
 from lowtide.memory.plan import Plan
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 

@@ -16,7 +16,7 @@ from lowtide.core.heap import heap_is_tuned
 from lowtide.core.option import Precision
 from lowtide.core.progress import Cancel
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.measurement.cpu_half_precision import expected_slowdown
+from lowtide.memory.cpu_half_precision import expected_slowdown
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.streaming.planner.model_facts import ModelGeometry

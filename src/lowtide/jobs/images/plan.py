@@ -25,14 +25,13 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.meter import open_meter
 from lowtide.memory.plan_file import PlanFile
-from lowtide.memory.prediction.roofline import roofline_seconds
+from lowtide.memory.prediction.operator_costs import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.models import ModelDescriptor
-from lowtide.streaming.probe.channels_last_rule import takes_channels_last
 from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
 from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import DTYPES, NetworkSpec
+from lowtide.streaming.tiles.tile_step import DTYPES, NetworkSpec, takes_channels_last
 
 _SIDES = (128, 256, 512, 1024)
 

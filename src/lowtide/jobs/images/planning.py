@@ -16,12 +16,12 @@ from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
+from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.library_memory import reason_not_to_plan
-from lowtide.memory.measurement.cpu_half_precision import slowdown_note
-from lowtide.memory.memory_limits import failing_beyond_container
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.plan import Plan, Refusal
 from lowtide.memory.plan_file import PlanFile, check_replay
+from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.streaming.planner.band_candidates import BandCandidates
 from lowtide.streaming.planner.model_facts import ImageTask
 from lowtide.streaming.planner.stream_planner import choose_exact

@@ -27,13 +27,13 @@ from lowtide.jobs.images.prepared import Measurements, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import WholeImage
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.measurement.cpu_half_precision import slowdown_note
-from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.meter import CudaMeter, HostMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import PlanStore, machine
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
+from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.models import Model, ModelDescriptor, load, names
 from lowtide.models.denoiser.denoiser import denoised_first, set_nominal_level
 from lowtide.models.loaded_model import as_ensemble

@@ -11,7 +11,7 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.heap import HeapMode, current_heap, heap_is_tuned
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
-from lowtide.memory.prediction.roofline import roofline_seconds
+from lowtide.memory.prediction.operator_costs import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile, find_profile
 from lowtide.memory.training.options import AUTOCAST_DTYPES, divisors
 from lowtide.training.run_config import RunConfig

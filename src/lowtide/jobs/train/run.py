@@ -30,7 +30,7 @@ from lowtide.jobs.engine.settings import settings_fields
 from lowtide.jobs.train.memory import StepPlan, plan_step
 from lowtide.jobs.train.settings import TrainRunSettings
 from lowtide.memory.budget import Budget
-from lowtide.memory.measurement.cpu_half_precision import slowdown_note
+from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.profiles import load_profile
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import RunConfig

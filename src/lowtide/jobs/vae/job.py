@@ -33,12 +33,11 @@ from lowtide.jobs.vae.settings import VaePrecision, VaeSettings
 from lowtide.jobs.vae.stages import ClipRun, Decoding, Encoding
 from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.measurement.cpu_half_precision import slowdown_note
-from lowtide.memory.memory_limits import failing_beyond_container
+from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.meter import open_meter
 from lowtide.memory.oom import naming_lack_of_memory
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Plan
+from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 _PHASES = "read", "encode", "decode", "compare", "write"

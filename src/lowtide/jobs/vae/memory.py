@@ -12,9 +12,7 @@ from lowtide.jobs.clips.rows import BAND_ROWS
 from lowtide.jobs.clips.task import VideoTask
 from lowtide.jobs.vae.inputs import ClipShapes, VaeClip
 from lowtide.memory.budget import Budget
-from lowtide.memory.ledger import LedgerRow, Place
-from lowtide.memory.plan import Plan
-from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
+from lowtide.memory.plan import ImageGeometry, LedgerRow, Place, Plan, StreamedStrategy
 
 # Bytes of a color pixel in float32, and the arrays in float64 that comparing a band takes.
 _PIXEL, _COMPARING = 12, 12 * 2

@@ -216,9 +216,9 @@ def _seconds(run: ChunkRun, profile: DeviceProfile) -> float:
     """Return the estimated seconds of a run's operators, by the profile's rates."""
     import torch
 
-    from lowtide.memory.prediction.roofline import roofline_seconds
+    from lowtide.memory.prediction.operator_costs import roofline_seconds
     from lowtide.memory.tracing.fake import FakeTwins
-    from lowtide.memory.tracing.tracer import Tracer
+    from lowtide.memory.tracing.trace import Tracer
 
     faker, graph = FakeTwins(), run.prepared.program.graph
     module, tracer = faker.model(run.module), Tracer(keep_calls=True, call=faker.calls)

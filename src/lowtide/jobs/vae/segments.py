@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lowtide.streaming.clip_plan import ReadChunk
-    from lowtide.streaming.engine.carried_state import CarriedState
+    from lowtide.streaming.engine.clip_chunks import CarriedState
 
 # Opens what a part takes, from this frame or latent on.
 OpenReading = Callable[[int], AbstractContextManager["ReadChunk"]]

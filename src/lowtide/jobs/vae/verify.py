@@ -20,7 +20,7 @@ from lowtide.jobs.engine.report import reported_db
 from lowtide.jobs.vae.frames import images_of, mean_of_bands
 from lowtide.jobs.vae.report import PartCheck
 from lowtide.memory.tracing.fake import FakeTwins
-from lowtide.memory.tracing.tracer import Tracer
+from lowtide.memory.tracing.trace import Tracer
 from lowtide.streaming.clip_plan import RunPart
 
 if TYPE_CHECKING:

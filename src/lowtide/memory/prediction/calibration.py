@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict
 from lowtide.core.heap import HeapMode, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
 from lowtide.memory.plan_store import PlanStore, machine
-from lowtide.memory.prediction.runtime_objects import RuntimeCosts
 
 # Candidates for the fixed part: the spread of what a process takes in addition to its tensors.
 _FIXED_CANDIDATES = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
@@ -73,20 +72,6 @@ class Calibration(BaseModel):
         separate = 0 if self.kept_share is None else heap_kept
         rest = math.ceil((predicted - separate) * (1 + self.share)) + self.fixed_bytes
         return rest + math.ceil(separate * (1 + (self.kept_share or 0)))
-
-
-class HeapGrowth(BaseModel):
-    """Size of a C heap that keeps freed blocks, fitted to ``count`` runs.
-
-    ``growth`` is how many times the most bytes alive in it, in the middle of the runs. Above that,
-    the bound allows for ``upper_gaps`` gaps of the largest block's size.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    growth: float
-    upper_gaps: float
-    count: int
 
 
 # For predictions that are reported without a margin.
@@ -144,16 +129,7 @@ def shipped_calibration(kind: str) -> Calibration:
     A committed script makes it from the committed benchmark. CUDA has not been measured; its
     calibration is a prior.
     """
-    return Calibration.model_validate(_shipped()[kind])
-
-
-def shipped_heap_growth(heap: HeapMode, *, training: bool) -> HeapGrowth | None:
-    """Load the packaged growth of a C heap in training or inference; None if it keeps nothing."""
-    if heap == "trim":
-        return None
-    return HeapGrowth.model_validate(
-        _shipped()["heap_growth"][heap]["training" if training else "inference"]
-    )
+    return Calibration.model_validate(shipped_data()[kind])
 
 
 class RunBounds(BaseModel):
@@ -193,17 +169,13 @@ def run_bounds(kind: RunKind, device: str) -> RunBounds:
 
 
 def _shipped_run(kind: RunKind, heap: HeapMode) -> Calibration | None:
-    known = _shipped().get(kind, {}).get(heap)
+    known = shipped_data().get(kind, {}).get(heap)
     return None if known is None else Calibration.model_validate(known)
 
 
-def shipped_runtime() -> RuntimeCosts:
-    """Load the packaged CPU costs of compiled kernels and objects."""
-    return RuntimeCosts.model_validate(_shipped()["runtime"])
-
-
 @functools.cache
-def _shipped() -> dict[str, Any]:
+def shipped_data() -> dict[str, Any]:
+    """Load all that a committed script has fitted to measured runs."""
     folder = importlib.resources.files("lowtide.memory") / "data"
     return json.loads((folder / "calibration.json").read_text())
 

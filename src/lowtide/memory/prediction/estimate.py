@@ -17,27 +17,28 @@ from torch import nn
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.heap import HeapMode, current_heap
 from lowtide.core.units import format_bytes
-from lowtide.memory.ledger import LedgerRow
 from lowtide.memory.library_memory import require_room_to_plan
+from lowtide.memory.plan import LedgerRow
 from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import Calibration, shipped_calibration
-from lowtide.memory.prediction.cpu import predict_cpu
-from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
+from lowtide.memory.prediction.cpu import CpuWorkspace, predict_cpu
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.extrapolation import extrapolate_peak
-from lowtide.memory.prediction.heap_growth import HEAP_ROW, LARGEST_KEPT, HeapUse, heap_row
-from lowtide.memory.prediction.result import PredictedMemory
-from lowtide.memory.prediction.runtime_objects import RuntimeObjects
+from lowtide.memory.prediction.result import (
+    HEAP_ROW,
+    LARGEST_KEPT,
+    HeapUse,
+    PredictedMemory,
+    RuntimeObjects,
+    heap_row,
+)
 from lowtide.memory.profiles import DeviceProfile, load_profile
-from lowtide.memory.profiles.attention import simulate_attention
-from lowtide.memory.tracing.autocast import simulate_autocast
-from lowtide.memory.tracing.fake import FakeTwins, model_tensors
-from lowtide.memory.tracing.fake_calls import CachedFakeCalls
+from lowtide.memory.profiles.simulated_device import simulate_attention, simulate_autocast
+from lowtide.memory.tracing.fake import CachedFakeCalls, FakeTwins, model_tensors
 from lowtide.memory.tracing.python_places import PythonPlaces
 from lowtide.memory.tracing.steps import Step, Traceable, TrainingStep, input_tensors
-from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.trace import Trace, Tracer
 from lowtide.memory.tracing.traced_code import traced_code
-from lowtide.memory.tracing.tracer import Tracer
 
 _HEAP_TITLES: dict[HeapMode, str] = {
     "default": "glibc's heap as it comes",

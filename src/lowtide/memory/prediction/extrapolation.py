@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.costs import fit_growth
-from lowtide.memory.ledger import device_row
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
+from lowtide.memory.plan import device_row
 from lowtide.memory.prediction.result import PredictedMemory
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import (

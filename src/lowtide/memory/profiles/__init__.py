@@ -1,15 +1,16 @@
 """Device profiles: memory and speed figures of GPUs and hosts, as data.
 
 Planning for a device therefore does not need the device. Importing this package does not import
-PyTorch; `lowtide.memory.profiles.attention` does.
+PyTorch; `lowtide.memory.profiles.simulated_device` does.
 """
 
-from lowtide.memory.profiles.local_device import find_profile, local_profile
 from lowtide.memory.profiles.profile import (
     DeviceProfile,
     Precision,
     Workspaces,
+    find_profile,
     load_profile,
+    local_profile,
     profile_names,
 )
 

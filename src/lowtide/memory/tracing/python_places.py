@@ -15,16 +15,16 @@ import hashlib
 import random
 import sys
 import sysconfig
+import threading
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from lowtide.memory.tracing.global_hooks import global_hooks
 from lowtide.memory.tracing.python_place import (
     PLAIN_KINDS,
     AttributeKey,
@@ -40,6 +40,43 @@ from lowtide.memory.tracing.python_place import (
     state_place,
     table_place,
 )
+
+# Wrappers that a model is traced in are no modules of its own.
+_WRAPPERS = "lowtide.streaming.", "lowtide.integrations."
+
+
+def global_hooks() -> list[dict[int, Callable[..., Any]]]:
+    """Return the tables of hooks before and after the forward of all modules."""
+    home: Any = nn.modules.module
+    return [home._global_forward_pre_hooks, home._global_forward_hooks]
+
+
+@contextmanager
+def hooks_for_parts_only(module: nn.Module) -> Iterator[None]:
+    """Call hooks of all modules for a module and its parts alone, in this thread."""
+    thread = threading.get_ident()
+    # By their attributes, which PyTorch's proxy of a module shares.
+    parts = {
+        id(vars(one)) for one in module.modules() if not type(one).__module__.startswith(_WRAPPERS)
+    }
+
+    def only(hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(called: nn.Module, *given: Any) -> Any:
+            here = threading.get_ident() == thread
+            return None if here and id(vars(called)) not in parts else hook(called, *given)
+
+        return call
+
+    tables = global_hooks()
+    before = [dict(table) for table in tables]
+    for table in tables:
+        table.update({key: only(hook) for key, hook in table.items()})
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            table.update(hooks)
+
 
 # Attributes of every module: its tables of tensors, submodules and hooks.
 MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))

@@ -22,25 +22,17 @@ OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
 class Observer(Protocol):
-    """Protocol of a step's observer: a tracer, a measured region, or nothing."""
+    """Protocol of a step's observer: a tracer, a measured region, or nothing, as this one."""
 
     def mark(self, phase: str) -> None:
         """Start a named phase of the step."""
-        ...
 
     def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
         """Assign a kind (weights, inputs, ...) to tensors of any shape."""
-        ...
 
 
-class NullObserver:
+class NullObserver(Observer):
     """Observer that records nothing."""
-
-    def mark(self, phase: str) -> None:
-        """Do nothing."""
-
-    def label(self, tensors: Iterable[Tensor], kind: Any) -> None:
-        """Do nothing with tensors of any shape."""
 
 
 @dataclass(frozen=True)

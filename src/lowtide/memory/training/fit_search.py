@@ -18,8 +18,8 @@ from torch import nn
 from lowtide.core.errors import BudgetError, LowtideError, ModelError, UsageError
 from lowtide.core.units import format_bytes
 from lowtide.memory.prediction.estimate import Estimate, traced_estimate
+from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.profiles import DeviceProfile, load_profile
-from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import TrainingStep, tensors_of
 from lowtide.memory.training.options import (
     Accuracy,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import new_figure, require_figure_name, save_figure
 from lowtide.core.units import MIB, format_bytes
+from lowtide.memory.allocator import CachingAllocator
 from lowtide.memory.prediction.estimate import Estimate
-from lowtide.memory.simulation.allocator import CachingAllocator
 from lowtide.memory.tracing.trace import KIND_TITLES, Kind, StorageEvent, Trace
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.tracing.global_hooks import hooks_for_parts_only
 from lowtide.memory.tracing.python_place import AttributeKey, Change
+from lowtide.memory.tracing.python_places import hooks_for_parts_only
 from lowtide.memory.tracing.traced_code import TracedCode, traced_code
-from lowtide.streaming.capture.attribute_use import watch_writes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
     READS_VALUES,
@@ -45,7 +44,8 @@ from lowtide.streaming.capture.graph import (
 )
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
-from lowtide.streaming.capture.output_container import Repack, unpack_output
+from lowtide.streaming.capture.outputs import Repack, unpack_output
+from lowtide.streaming.capture.remembered import watch_writes
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default"}
 

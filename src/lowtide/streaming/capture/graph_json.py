@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.streaming.capture.graph import Graph, Node, NodeRef, OneResult, TensorMeta
-from lowtide.streaming.capture.output_container import unpack_output
+from lowtide.streaming.capture.outputs import unpack_output
 
 # Bytes of all constants that are no weights; more would make the file as large as those.
 _MAX_CONSTANT_BYTES = 1 << 20

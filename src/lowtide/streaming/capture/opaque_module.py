@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.attention.spatial.local_window import RowRegionModule
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.spans import Span
 

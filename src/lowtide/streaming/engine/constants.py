@@ -27,7 +27,7 @@ class Constants:
         self._nodes = program.graph.nodes
         self._full_tensors: dict[int, Tensor] = {}
         self._grain_digests: dict[tuple[int, int], list[bytes | None]] = {}
-        self._tensor_by_digest: dict[bytes, Tensor] = {}
+        self._tensor_by_digest: dict[bytes | None, Tensor] = {}
         self._slice_digests: dict[tuple[int, int, int], list[bytes | None]] = {}
         self._pattern_cache: dict[tuple[bytes | None, tuple[int, ...]], MaskPattern] = {}
         # Digests of the model's tensors that the cached grains were made of.
@@ -73,8 +73,10 @@ class Constants:
         for grain_index in range(span[0] // grain, -(-span[1] // grain)):
             digest = known[grain_index]
             if digest is None:
-                part = self._compute_grain(index, dim, grain_index, grain)
-                digest = known[grain_index] = self._hash_grain(part, index, dim, grain_index, grain)
+                place = index, dim, grain_index, grain
+                part = self._compute_grain(*place)
+                (digest,) = self._digests(part, place, of_slices=False)
+                known[grain_index] = digest
                 if digest not in self._tensor_by_digest:
                     self._tensor_by_digest[digest] = part.clone(
                         memory_format=torch.contiguous_format
@@ -112,10 +114,10 @@ class Constants:
         """Return for each place of a grain the digest of its values; None where all are 0."""
         known = self._slice_digests.get((index, dim, grain_index))
         if known is None:
-            part = self._compute_grain(index, dim, grain_index, grain)
-            known = self._slice_digests[index, dim, grain_index] = self._hash_slices(
-                part, index, dim, grain_index, grain
-            )
+            place = index, dim, grain_index, grain
+            part = self._compute_grain(*place)
+            known = self._digests(part, place, of_slices=True)
+            self._slice_digests[index, dim, grain_index] = known
             for one, digest in zip(part.unbind(dim), known, strict=True):
                 if digest is not None and digest not in self._tensor_by_digest:
                     self._tensor_by_digest[digest] = one.clone(
@@ -123,31 +125,24 @@ class Constants:
                     )
         return known
 
-    def _hash_slices(
-        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
-    ) -> list[bytes | None]:
-        return [_digest(one) if one.any() else None for one in part.unbind(dim)]
+    def grain_digests(self, *place: int, of_slices: bool) -> list[bytes | None]:
+        """Return the digest of a grain, or of each of its slices, equal for equal values.
 
-    def slice_digests(
-        self, index: int, dim: int, grain_index: int, grain: int
-    ) -> list[bytes | None]:
-        """Return a digest for each place of a grain, equal for equal values.
-
-        It is None where all values are 0.
+        None for slices where all values are 0. ``place`` is node index, dim, number of the grain,
+        and rows per grain.
         """
-        return self._hash_slices(
-            self._compute_grain(index, dim, grain_index, grain), index, dim, grain_index, grain
-        )
+        return self._digests(self._compute_grain(*place), place, of_slices=of_slices)
+
+    def _digests(
+        self, part: Tensor, place: tuple[int, ...], *, of_slices: bool
+    ) -> list[bytes | None]:
+        if not of_slices:
+            return [_digest(part)]
+        return [_digest(one) if one.any() else None for one in part.unbind(place[1])]
 
     def free_full_tensors(self) -> None:
         """Free whole results, which can be made again."""
         self._full_tensors = {}
-
-    def grain_digest(self, index: int, dim: int, grain_index: int, grain: int) -> bytes:
-        """Return a digest of a grain, equal for equal grains."""
-        return self._hash_grain(
-            self._compute_grain(index, dim, grain_index, grain), index, dim, grain_index, grain
-        )
 
     def _compute_grain(self, index: int, dim: int, grain_index: int, grain: int) -> Tensor:
         self._record_sources(index)
@@ -167,11 +162,6 @@ class Constants:
             if one in tensors:
                 self._source_digests[one] = _digest(tensors[one])
             waiting += self._nodes[one].refs
-
-    def _hash_grain(
-        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
-    ) -> bytes:
-        return _digest(part)
 
     def _compute(self, index: int, computed: dict[int, Tensor]) -> Tensor:
         """Compute a whole result; ``computed`` caches intermediate results for the caller."""

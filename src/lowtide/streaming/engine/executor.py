@@ -20,7 +20,7 @@ from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
 from lowtide.streaming.engine.segments import Segment, last_reads
 from lowtide.streaming.pages.page import MemoryPage, Page
-from lowtide.streaming.rules.row_op import Reduction, RowOp
+from lowtide.streaming.rules.rule import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans
 
 MakePage = Callable[[int], Page]

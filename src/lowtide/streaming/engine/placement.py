@@ -11,9 +11,8 @@ from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.engine.executor import MakePage
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.pages.disk_page import DiskPage
-from lowtide.streaming.pages.host_page import HostPage
 from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.spilled_page import DiskPage, HostPage
 from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 
 # Device memory, pinned host memory, or files.

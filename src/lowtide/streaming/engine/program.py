@@ -15,13 +15,14 @@ from lowtide.streaming.rules import RULES, RuleContext
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
 from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
 from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
-from lowtide.streaming.rules.row_op import (
+from lowtide.streaming.rules.rule import (
     Reduction,
     RowAxis,
     RowOp,
+    RuleResult,
     identity_receptive_field,
+    op_name,
 )
-from lowtide.streaming.rules.rule import RuleResult, op_name
 
 
 @dataclass(frozen=True)

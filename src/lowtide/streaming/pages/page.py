@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.spans import Span, Spans, count, intersection
 
 
-class Page(Protocol):
+class Page(ABC):
     """A feature map kept between segments, written and read by rows.
 
     The rows may be along any dim; those of images are (B, C, rows, W). Rows are read to ``device``.
@@ -20,35 +20,32 @@ class Page(Protocol):
 
     device: torch.device
 
+    @abstractmethod
     def write(self, first: int, rows: Tensor) -> None:
         """Write rows, (B, C, rows, W) for images, from row ``first`` on."""
-        ...
 
+    @abstractmethod
     def read(self, spans: Spans) -> Tensor:
         """Return the rows of these spans concatenated, (B, C, rows, W) for images.
 
         They must not be modified.
         """
-        ...
 
-    def prefetch(self, spans: Spans) -> None:
+    def prefetch(self, spans: Spans) -> None:  # noqa: B027 - for pages that have something to do
         """Announce the rows that the next band reads, for prefetch.
 
         Follows the calls for earlier bands; the rows may be fetched while the band before is
         computed. No rows: no band reads any for now.
         """
-        ...
 
-    def retain(self, spans: Spans) -> None:
+    def retain(self, spans: Spans) -> None:  # noqa: B027
         """Announce that only these rows will be read from now on."""
-        ...
 
-    def close(self) -> None:
-        """Free the memory or disk space of the page."""
-        ...
+    def close(self) -> None:  # noqa: B027
+        """Free the memory or disk space of the page; may be called more than once."""
 
 
-class MemoryPage:
+class MemoryPage(Page):
     """A feature map in memory.
 
     Written tensors are kept without a copy, unless they are a small part of a larger storage.
@@ -113,9 +110,6 @@ class MemoryPage:
             if len(inside) > 1 and len(rest) + len(inside) == len(self._pieces):
                 self._pieces = sorted([*rest, (spans[0], rows)], key=lambda piece: piece[0])
         return rows
-
-    def prefetch(self, spans: Spans) -> None:
-        """Do nothing: the rows are in memory."""
 
     def retain(self, spans: Spans) -> None:
         """Free whole pieces that nothing will read."""

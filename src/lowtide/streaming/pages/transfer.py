@@ -3,10 +3,10 @@
 All device calls for pages are in this file. A transfer object belongs to one device and has four
 operations:
 
-    room     allocate host memory for one page
-    out      start a copy from the device to the host
-    back     start a copy from the host to the device, after the copies started by ``out``
-    release  return the host memory for other pages; all copies from it must be over
+    allocate  host memory for one page
+    store     start a copy from the device to the host
+    fetch     start a copy from the host to the device, after the copies started by ``store``
+    release   return the host memory for other pages; all copies from it must be over
 
 Copies have their own streams, but all device memory is allocated on the computing stream. A block
 used on another stream is not reused until the GPU reports that it is free, so the memory of a run
@@ -16,16 +16,89 @@ their copy. Python waits for nothing.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import platform
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lowtide.memory.pinned import PinnedMemory
+from lowtide.core.units import MIB
 from lowtide.memory.process_memory import total_host_bytes
+
+# The size of a huge page on x86-64 and most other architectures.
+_HUGE = 2 * MIB
+
+
+class PinnedMemory:
+    """Allocator of pinned host memory of exact size, up to the platform's share.
+
+    PyTorch's own pinned allocator rounds up to powers of two (pytorch/pytorch#95823). Beyond the
+    share, or where the driver refuses, memory is pageable: copies from it are slower, not wrong.
+    """
+
+    def __init__(self) -> None:
+        self.limit_bytes: int | None = None
+        self.pinned_bytes = 0
+        self._registered: list[torch.Tensor] = []
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Return uninitialized memory, uint8 (``nbytes``,), pinned where possible."""
+        if not torch.cuda.is_available():
+            return torch.empty(nbytes, dtype=torch.uint8)
+        memory = _in_huge_pages(nbytes)
+        if self.limit_bytes is None:
+            self.limit_bytes = int(_pinned_share() * total_host_bytes())
+        if nbytes and self.pinned_bytes + nbytes <= self.limit_bytes and _register(memory):
+            self.pinned_bytes += nbytes
+            self._registered.append(memory)
+        return memory
+
+    def close(self) -> None:
+        """Unpin all memory; no copy may be in flight."""
+        for memory in self._registered:
+            _runtime().cudaHostUnregister(memory.data_ptr())
+        self._registered.clear()
+        self.pinned_bytes = 0
+
+
+def _pinned_share() -> float:
+    """Return the share of host memory that may be pinned, a prior, lower on Windows."""
+    windows = sys.platform == "win32" or "microsoft" in platform.release().lower()  # or WSL
+    return 0.4 if windows else 0.5
+
+
+def _in_huge_pages(nbytes: int) -> torch.Tensor:
+    """Return uninitialized uint8 memory in huge pages where the system has them.
+
+    The driver locks memory page by page, small pages at about 1 GiB per second.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None or nbytes < _HUGE:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    region = mmap.mmap(-1, -(-nbytes // _HUGE) * _HUGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages: small ones will do
+        region.madvise(advice)
+    return torch.frombuffer(region, dtype=torch.uint8, count=nbytes)
+
+
+def _register(memory: torch.Tensor) -> bool:
+    if int(_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
+        return True
+    # The runtime reports the refusal again at the next kernel launch, anybody's.
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(0)
+    return False
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()
+
 
 # Divisor of the host's memory: the share that free buffers may keep between runs.
 _FREE_BUFFER_DIVISOR = 8
@@ -39,80 +112,37 @@ class HostBuffer:
     write_event: Any = None
 
 
-class PendingStore(Protocol):
-    """A copy to the host in flight; its source must be held until it is done."""
+@dataclass
+class PendingCopy:
+    """A copy of uint8 (bytes,) in flight; the memory on the device must be held until it is done.
+
+    Attributes:
+        data: Source of a copy to the host, destination of a copy to the device.
+        copy_event: Event of the copy; None for one that is done.
+        compute_stream: Stream that owns the memory.
+        reads_done: Event after that stream's last read of the bytes, once `end_reads` was called.
+    """
+
+    data: Tensor
+    copy_event: Any = None
+    compute_stream: Any = None
+    reads_done: Any = None
 
     def wait(self) -> None:
-        """Order later work after the copy; then its source may be freed."""
-        ...
-
-
-class PendingFetch(Protocol):
-    """A copy to the device in flight; its destination must be held until it is done."""
-
-    @property
-    def reads_done(self) -> Any:
-        """Event after which the device no longer reads the bytes, once `end_reads` was called."""
-        ...
+        """Order later work of the computing stream after the copy."""
+        if self.copy_event is not None:
+            self.compute_stream.wait_event(self.copy_event)
 
     def result(self) -> Tensor:
         """Return the bytes, uint8 (bytes,), ordered so that later work may read them."""
-        ...
+        self.wait()
+        return self.data
 
     def end_reads(self) -> None:
         """Mark the end of all reads of the bytes: their memory may be freed or reused."""
-        ...
-
-
-class HostTransfer(Protocol):
-    """Copies bytes between one device and its host."""
-
-    device: torch.device
-
-    def allocate(self, nbytes: int) -> HostBuffer:
-        """Allocate host memory for a page."""
-        ...
-
-    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
-        """Start a copy of uint8 (bytes,) on the device to byte ``at`` of a page."""
-        ...
-
-    def fetch(
-        self,
-        buffer: HostBuffer,
-        byte_ranges: Sequence[tuple[int, int]],
-        destination: Tensor,
-        after: PendingFetch | None = None,
-    ) -> PendingFetch:
-        """Start a copy of byte ranges of a page to ``destination``.
-
-        ``destination`` is uint8 (bytes,) on the device. ``byte_ranges`` are (first, past the last)
-        bytes, which are concatenated. The copy starts once ``after``, the former content of
-        ``destination``, is over; without it, once all work issued so far is done.
-        """
-        ...
-
-    def release(self, buffer: HostBuffer) -> None:
-        """Return a page's memory, all of whose copies are over."""
-        ...
-
-
-@dataclass(frozen=True)
-class CompletedCopy:
-    """A copy of uint8 (bytes,) that is already done, used where calls are synchronous."""
-
-    data: Tensor
-    reads_done: Any = None
-
-    def result(self) -> Tensor:
-        """Return the bytes, uint8 (bytes,)."""
-        return self.data
-
-    def wait(self) -> None:
-        """Do nothing: the copy is done."""
-
-    def end_reads(self) -> None:
-        """Do nothing: the reads are done."""
+        self.wait()
+        if self.copy_event is not None:
+            self.reads_done = self.compute_stream.record_event()
 
 
 class SyncHostTransfer:
@@ -124,51 +154,27 @@ class SyncHostTransfer:
         """Allocate pageable memory."""
         return HostBuffer(torch.empty(nbytes, dtype=torch.uint8))
 
-    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingCopy:
         """Copy ``source``, uint8 (bytes,), at once."""
         buffer.memory[at : at + len(source)].copy_(source)
-        return CompletedCopy(source)
+        return PendingCopy(source)
 
     def fetch(
         self,
         buffer: HostBuffer,
         byte_ranges: Sequence[tuple[int, int]],
         destination: Tensor,
-        after: PendingFetch | None = None,
-    ) -> PendingFetch:
-        """Copy to ``destination``, uint8 (bytes,), at once."""
+        after: PendingCopy | None = None,
+    ) -> PendingCopy:
+        """Copy byte ranges of a page to ``destination``, uint8 (bytes,) on the device, at once.
+
+        ``byte_ranges`` are (first, past the last) bytes, which are concatenated.
+        """
         torch.cat([buffer.memory[first:last] for first, last in byte_ranges], out=destination)
-        return CompletedCopy(destination)
+        return PendingCopy(destination)
 
     def release(self, buffer: HostBuffer) -> None:
         """Do nothing: memory is freed with its last reference."""
-
-
-@dataclass
-class _AsyncCopy:
-    """An asynchronous copy: its bytes, its event, and the computing stream.
-
-    ``reads_done`` is the event after the computing stream's last read.
-    """
-
-    data: Tensor
-    copy_event: Any
-    compute_stream: Any
-    reads_done: Any = None
-
-    def result(self) -> Tensor:
-        """Make the computing stream wait for the copy, and return the bytes."""
-        self.compute_stream.wait_event(self.copy_event)
-        return self.data
-
-    def wait(self) -> None:
-        """Make the computing stream, which owns the memory, wait for the copy."""
-        self.result()
-
-    def end_reads(self) -> None:
-        """Record an event on the computing stream, after the copy even if nothing read it."""
-        self.result()
-        self.reads_done = self.compute_stream.record_event()
 
 
 @dataclass
@@ -205,7 +211,7 @@ class CudaHostTransfer:
         self._free.remove(buffer)
         return buffer
 
-    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingCopy:
         """Copy ``source``, uint8 (bytes,), on the stream to the host.
 
         After the work issued on the current stream.
@@ -215,16 +221,20 @@ class CudaHostTransfer:
         with torch.cuda.device(self.device), torch.cuda.stream(self._store_stream):
             buffer.memory[at : at + len(source)].copy_(source, non_blocking=True)
             buffer.write_event = self._store_stream.record_event()
-        return _AsyncCopy(source, buffer.write_event, computing)
+        return PendingCopy(source, buffer.write_event, computing)
 
     def fetch(
         self,
         buffer: HostBuffer,
         byte_ranges: Sequence[tuple[int, int]],
         destination: Tensor,
-        after: PendingFetch | None = None,
-    ) -> PendingFetch:
-        """Copy to ``destination``, uint8 (bytes,), on the stream from the host."""
+        after: PendingCopy | None = None,
+    ) -> PendingCopy:
+        """Copy to ``destination``, uint8 (bytes,), on the stream from the host.
+
+        The copy starts once ``after``, the former content of ``destination``, is over; without it,
+        once all work issued so far is done.
+        """
         computing = torch.cuda.current_stream(self.device)
         free = computing.record_event() if after is None else after.reads_done
         with torch.cuda.device(self.device), torch.cuda.stream(self._fetch_stream):
@@ -237,7 +247,7 @@ class CudaHostTransfer:
                 part.copy_(buffer.memory[first:last], non_blocking=True)
                 at += last - first
             copied = self._fetch_stream.record_event()
-        return _AsyncCopy(destination, copied, computing)
+        return PendingCopy(destination, copied, computing)
 
     def release(self, buffer: HostBuffer) -> None:
         """Keep the buffer for the next page, or unpin all after the last page of many."""
@@ -253,6 +263,9 @@ def _unpin(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
     for stream in streams:
         stream.synchronize()
     pinned.close()
+
+
+HostTransfer = SyncHostTransfer | CudaHostTransfer
 
 
 def host_transfer_for(device: torch.device) -> HostTransfer:

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import Plan
-from lowtide.memory.strategy import StreamedStrategy
+from lowtide.memory.plan import LedgerRow, Plan, StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.source_page import READ_ROWS
-from lowtide.streaming.engine.source_run import WRITE_ROWS
+from lowtide.streaming.engine.source_run import READ_ROWS, WRITE_ROWS
+from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     calibrate_rows,
@@ -23,10 +21,9 @@ from lowtide.streaming.planner.ledger_rows import (
 )
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
 from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.planner.stream_layout import StreamLayout
 from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
-from lowtide.streaming.tiles.panels import COPY_ROWS
+from lowtide.streaming.tiles.run_rows import COPY_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES
 
 # Bytes of a captured graph, and for each of its nodes. Most is not the graph itself but heap

@@ -7,40 +7,33 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lowtide.core.heap import MMAP_THRESHOLD_BYTES, trim_heap
 from lowtide.core.scratch import ScratchSpace
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import LedgerRow
 from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import NO_MARGIN
-from lowtide.memory.prediction.cpu import predict_cpu
-from lowtide.memory.prediction.cpu_workspace import TOO_LARGE, CpuWorkspace
-from lowtide.memory.prediction.cuda import predict_cuda
-from lowtide.memory.prediction.cuda_workspace import CudaWorkspace, convolution_settings
+from lowtide.memory.prediction.cpu import TOO_LARGE, CpuWorkspace, predict_cpu
+from lowtide.memory.prediction.cuda import CudaWorkspace, convolution_settings, predict_cuda
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.fake import FakeTwins, clear_shape_caches
-from lowtide.memory.tracing.trace import Trace
-from lowtide.memory.tracing.tracer import Tracer
+from lowtide.memory.tracing.trace import Trace, Tracer
 from lowtide.streaming.capture.graph import TensorMeta
 from lowtide.streaming.engine.constants import Constants
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.pages.disk_page import DiskPage
 from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.spilled_page import DiskPage
 from lowtide.streaming.pages.transfer import (
-    CompletedCopy,
     HostBuffer,
-    PendingFetch,
-    PendingStore,
+    PendingCopy,
     SyncHostTransfer,
 )
-from lowtide.streaming.planner.layout_search import layout_store
-from lowtide.streaming.planner.stream_layout import StreamLayout
+from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
 from lowtide.streaming.spans import Spans, count
 
 _NO_DISPATCH = torch._C._DisableTorchDispatch
@@ -212,28 +205,20 @@ class _FakeConstants(Constants):
         super().__init__(program)
         self._real = real
 
-    def _hash_grain(
-        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
-    ) -> bytes:
-        return self._lookup_once(self._real.grain_digest, index, dim, grain_index, grain)
-
-    def _hash_slices(
-        self, part: Tensor, index: int, dim: int, grain_index: int, grain: int
+    def _digests(
+        self, part: Tensor, place: tuple[int, ...], *, of_slices: bool
     ) -> list[bytes | None]:
-        return self._lookup_once(self._real.slice_digests, index, dim, grain_index, grain)
+        known, about = self._program.constant_digests, (place, of_slices)
+        if about not in known:
+            with _NO_DISPATCH():
+                known[about] = self._real.grain_digests(*place, of_slices=of_slices)
+        return known[about]
 
     def _record_sources(self, index: int) -> None:
         """Cache nothing: fake tensors have no values."""
 
-    def _lookup_once(self, find: Callable[..., Any], *where: int) -> Any:
-        known, about = self._program.constant_digests, (find.__name__, where)
-        if about not in known:
-            with _NO_DISPATCH():
-                known[about] = find(*where)
-        return known[about]
 
-
-class _FakeSource:
+class _FakeSource(Page):
     """Fake rows of a file, created when they are read."""
 
     def __init__(self, meta: TensorMeta, dim: int) -> None:
@@ -248,15 +233,6 @@ class _FakeSource:
 
     def write(self, first: int, rows: Tensor) -> None:
         """Do nothing: a source is read-only."""
-
-    def prefetch(self, spans: Spans) -> None:
-        """Do nothing: there is no prefetch."""
-
-    def retain(self, spans: Spans) -> None:
-        """Do nothing: no rows are held."""
-
-    def close(self) -> None:
-        """Do nothing: no rows are held."""
 
 
 class _FakeDiskPage(DiskPage):
@@ -282,16 +258,16 @@ class _FakeTransfer(SyncHostTransfer):
         """Return an empty buffer: host memory does not count."""
         return HostBuffer(torch.empty(0))
 
-    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingStore:
+    def store(self, source: Tensor, buffer: HostBuffer, at: int) -> PendingCopy:
         """Hold ``source`` until its memory is released."""
-        return CompletedCopy(source)
+        return PendingCopy(source)
 
     def fetch(
         self,
         buffer: HostBuffer,
         byte_ranges: Sequence[tuple[int, int]],
         destination: Tensor,
-        after: PendingFetch | None = None,
-    ) -> PendingFetch:
+        after: PendingCopy | None = None,
+    ) -> PendingCopy:
         """Return ``destination``: its device memory is allocated already."""
-        return CompletedCopy(destination)
+        return PendingCopy(destination)

@@ -8,10 +8,8 @@ from dataclasses import replace
 from lowtide.core.heap import heap_mode
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.ledger import LedgerRow, Origin, Place
-from lowtide.memory.plan import Plan
+from lowtide.memory.plan import LedgerRow, Origin, Place, Plan, TiledStrategy
 from lowtide.memory.prediction.calibration import Calibration, RunBounds
-from lowtide.memory.strategy import TiledStrategy
 from lowtide.streaming.planner.model_facts import ImageTask
 
 ROW_BUFFERS = "input rows", "output rows"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lowtide.memory.costs import ModelCosts
+from lowtide.memory.plan import ImageGeometry
 from lowtide.memory.prediction.calibration import RunBounds
-from lowtide.memory.strategy import ImageGeometry
 
 StrategyName = Literal["auto", "whole", "streamed", "tiled"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.units import format_bytes
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import LedgerRow
 from lowtide.memory.profiles import DeviceProfile, local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.capture.export_graph import capture
@@ -25,9 +25,13 @@ from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.engine.segments import Segment
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
-from lowtide.streaming.planner.layout_search import CAPS, RESIDENT_SHARES, draft_layouts
+from lowtide.streaming.planner.layout_search import (
+    CAPS,
+    RESIDENT_SHARES,
+    StreamLayout,
+    draft_layouts,
+)
 from lowtide.streaming.planner.ledger_rows import ledger_row
-from lowtide.streaming.planner.stream_layout import StreamLayout
 
 # Two candidates differ by at least this share of their bytes.
 _STEP = 0.08

@@ -8,9 +8,7 @@ from dataclasses import replace
 
 from lowtide.core.errors import UsageError
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.ledger import LedgerRow
-from lowtide.memory.plan import Plan
-from lowtide.memory.strategy import Strategy, TiledStrategy, WholeStrategy
+from lowtide.memory.plan import LedgerRow, Plan, Strategy, TiledStrategy, WholeStrategy
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     ROW_BUFFERS,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide.core.units import MIB
-from lowtide.memory.plan import Plan
-from lowtide.memory.strategy import TiledStrategy
+from lowtide.memory.plan import Plan, TiledStrategy
 from lowtide.streaming.planner.ledger_rows import LIVE_ROW, ledger_row
 from lowtide.streaming.tiles.grid import tile_axes
 

@@ -13,7 +13,6 @@ from lowtide.core.progress import Cancel, check_cancel
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.meter import cuda_context_bytes
 from lowtide.memory.oom import trim_allocators
-from lowtide.streaming.probe.channels_last_rule import in_memory_format
 from lowtide.streaming.probe.receptive_field import RECEPTIVE_FIELD_SIDES, measure_receptive_field
 from lowtide.streaming.probe.small_runs import (
     MAX_PROBE_SECONDS,
@@ -24,7 +23,7 @@ from lowtide.streaming.probe.small_runs import (
     tile_work,
 )
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
+from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec, in_memory_format
 
 # A tile that would take more is not run only to be measured.
 _MAX_PROBE_BYTES = 256 << 20

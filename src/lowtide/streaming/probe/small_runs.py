@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lowtide.memory.costs import ProbePoint
-from lowtide.memory.measurement.live_peak import live_peak_bytes
+from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.meter import cuda_peaks, resident_peak_bytes
 from lowtide.streaming.engine.source_run import FloatAdapter
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep

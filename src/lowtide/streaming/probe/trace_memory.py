@@ -11,16 +11,15 @@ import torch
 from torch import nn
 
 from lowtide.memory.costs import BLOCK_SIZES, ReusedBlocks, TracedPoint
-from lowtide.memory.ledger import LedgerRow
+from lowtide.memory.plan import LedgerRow
 from lowtide.memory.plan_store import StoredTable, machine
 from lowtide.memory.prediction.calibration import NO_MARGIN
-from lowtide.memory.prediction.cpu import predict_cpu
-from lowtide.memory.prediction.cpu_workspace import CpuWorkspace
+from lowtide.memory.prediction.cpu import CpuWorkspace, predict_cpu
 from lowtide.memory.prediction.estimate import Estimate, estimate, trace_step
+from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.prediction.result import live_tensor_rows
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.fake import FakeTwins
-from lowtide.memory.tracing.macs_count import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.memory.tracing.trace import Trace
 from lowtide.streaming.tiles.grid import round_up

@@ -10,10 +10,9 @@ from lowtide.streaming.rules import (
     norm,
     opaque,
     pointwise,
-    pool,
     reduce,
+    resample,
     reshape,
-    upsample,
 )
 from lowtide.streaming.rules.rule import Rule, RuleContext, RuleResult
 
@@ -21,10 +20,9 @@ RULES: dict[str, Rule] = {
     **pointwise.RULES,
     **reshape.RULES,
     **indexing.RULES,
-    **upsample.RULES,
+    **resample.RULES,
     **conv.RULES,
     **fuse_upsample_conv.RULES,
-    **pool.RULES,
     **matmul.RULES,
     **norm.RULES,
     **reduce.RULES,

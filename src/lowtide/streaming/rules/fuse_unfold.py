@@ -15,8 +15,7 @@ from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.conv import pad_at_borders, per_dim, unfold
-from lowtide.streaming.rules.row_op import RowOp
-from lowtide.streaming.rules.rule import RuleContext, op_name, sole_producer
+from lowtide.streaming.rules.rule import RowOp, RuleContext, op_name, sole_producer
 from lowtide.streaming.spans import Span
 
 _VIEWS = "view", "reshape", "_unsafe_view"

@@ -23,8 +23,16 @@ from lowtide.streaming.rules.conv import (
     pad_constant,
     per_dim,
 )
-from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, argument, op_name, samplewise
+from lowtide.streaming.rules.rule import (
+    InputSpans,
+    RowAxis,
+    RowOp,
+    Rule,
+    RuleContext,
+    argument,
+    op_name,
+    samplewise,
+)
 from lowtide.streaming.spans import Span
 
 # In lower precision the sums of weights would be rounded a second time.

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from lowtide.attention.window_attention import MIN_HEAD_DIM, MaskPattern, attend_windows
 from lowtide.streaming.capture.graph import Node, NodeRef
-from lowtide.streaming.rules.row_op import RowOp, identity_receptive_field
 from lowtide.streaming.rules.rule import (
+    RowOp,
     RuleContext,
     argument,
+    identity_receptive_field,
     op_name,
     sole_producer,
     swaps_last_dims,

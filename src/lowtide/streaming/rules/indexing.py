@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
+    InputSpans,
     Kernel,
+    RowAxis,
+    RowOp,
     Rule,
     RuleContext,
     argument,

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import Reduction, RowOp, identity_receptive_field
 from lowtide.streaming.rules.rule import (
+    Reduction,
+    RowOp,
     Rule,
     RuleContext,
     RuleResult,
     argument,
+    identity_receptive_field,
     op_name,
     samplewise,
 )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.capture.opaque_module import OpaqueModule, RegionModule
-from lowtide.streaming.rules.row_op import RowAxis, RowOp
-from lowtide.streaming.rules.rule import Rule, RuleContext, banded_op
+from lowtide.streaming.rules.rule import RowAxis, RowOp, Rule, RuleContext, banded_op
 
 
 def opaque_module(node: Node, context: RuleContext) -> RowOp | None:

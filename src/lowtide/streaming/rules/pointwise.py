@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lowtide.attention.cpu_ops import to_contiguous
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
+    RowAxis,
+    RowOp,
     Rule,
     RuleContext,
     aligned_dim,

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lowtide.streaming.capture.graph import Node
 from lowtide.streaming.rules.norm import Moments, accumulate_moments
-from lowtide.streaming.rules.row_op import Reduction, RowAxis
 from lowtide.streaming.rules.rule import (
+    Reduction,
+    RowAxis,
     Rule,
     RuleContext,
     RuleResult,

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.row_op import InputSpans, RowAxis, RowOp
 from lowtide.streaming.rules.rule import (
+    InputSpans,
+    RowAxis,
+    RowOp,
     Rule,
     RuleContext,
     argument,

@@ -14,8 +14,8 @@ import numpy as np
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.signal import Adapter, Source
-from lowtide.memory.strategy import ImageGeometry, TiledStrategy
-from lowtide.streaming.engine.source_page import RowWindow
+from lowtide.memory.plan import ImageGeometry, TiledStrategy
+from lowtide.streaming.engine.source_run import RowWindow
 from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis, tile_axes
 from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
 

@@ -18,7 +18,7 @@ from itertools import pairwise, starmap
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.memory.strategy import ImageGeometry, TileStrategy
+from lowtide.memory.plan import ImageGeometry, TileStrategy
 
 _PIXEL_BLOCK = 8
 

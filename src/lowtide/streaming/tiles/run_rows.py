@@ -1,21 +1,32 @@
-"""Strategy `streamed`: run a source through a network band by band into a sink."""
+"""Strategy `streamed`: run a source through a network band by band into a sink.
+
+Rows that a network holds between bands are as long as the image is wide. A wide image runs in
+vertical panels, one after another, with rows as long as a panel. What grows with the image is then
+on disk: the panels' shares of the file, read once, and their results, until all can be joined.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from lowtide.core.errors import UsageError
+from lowtide.core.heap import trim_heap
 from lowtide.core.progress import Cancel, check_cancel
-from lowtide.core.scratch import ScratchSpace
-from lowtide.core.signal import Adapter, Sink, Source
-from lowtide.memory.strategy import ImageGeometry, StreamedStrategy
+from lowtide.core.scratch import ScratchFile, ScratchSpace
+from lowtide.core.signal import Adapter, ClosedOnExit, Sink, Source
+from lowtide.memory.plan import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.engine.source_run import run_source
+from lowtide.streaming.engine.source_run import read_values, run_source
+from lowtide.streaming.tiles.grid import TileAxis, split_axis
 from lowtide.streaming.tiles.tile_step import NetworkSpec
 
 
@@ -127,3 +138,146 @@ class _Meter:
     def finish(self) -> None:
         """Report that all rows are written."""
         self._progress.finish()
+
+
+# Rows copied from file to file at once.
+COPY_ROWS = 16
+
+
+def panel_columns(image: ImageGeometry, bands: StreamedStrategy) -> TileAxis:
+    """Return the column grid of the panels that a wide image runs in."""
+    return split_axis(image.padded_width, bands.panel_width, bands.panel_overlap, align=image.align)
+
+
+def run_panels(
+    network: NetworkSpec,
+    adapter: Adapter,
+    program: StreamProgram,
+    source: Source,
+    sink: Sink,
+    image: ImageGeometry,
+    bands: StreamedStrategy,
+    *,
+    scratch: ScratchSpace,
+    on_rows: Callable[[int], None] | None = None,
+    cancel: Cancel = None,
+    before_step: Callable[[int], object] | None = None,
+) -> None:
+    """Run an image panel by panel, otherwise as `run_streamed`.
+
+    ``source`` is closed before the first panel runs. Raises what `run_streamed` does, and
+    `OutputError` when the disk of ``scratch`` is full.
+    """
+    columns = panel_columns(image, bands)
+    progress, done = RowProgress(image.height * image.scale, on_rows), 0
+
+    def more(rows: int) -> None:
+        """Count finished rows of one panel."""
+        nonlocal done
+        done += rows
+        progress.advance_to(done // len(columns.starts))
+
+    height, width, channels = source.shape
+    with ExitStack() as files:
+        panels = [
+            files.enter_context(RowFile((height, each, channels), source.dtype, scratch.folder))
+            for _, each in _panel_spans(columns, width)
+        ]
+        _split_into_panels(source, panels, columns, cancel)
+        # The memory of its decoder would stay allocated while every panel runs.
+        source.close()
+        trim_heap(collect=True)
+        results = list[RowFile]()
+        for index, panel in enumerate(panels):
+            low, high = columns.span(index)
+            owned_width = min(high, image.width) - low
+            shape = height * image.scale, owned_width * image.scale, adapter.channels
+            result = RowFile(shape, adapter.dtype, scratch.folder)
+            results.append(files.enter_context(result))
+            left = (low - columns.starts[index]) * image.scale
+            run_streamed(
+                network,
+                adapter,
+                program,
+                panel,
+                _PanelSink(result, left),
+                image.model_copy(
+                    update={"width": panel.shape[1], "padded_width": bands.panel_width}
+                ),
+                bands,
+                scratch=scratch,
+                on_rows=more,
+                cancel=cancel,
+                before_step=before_step,
+            )
+            panel.close()
+            # Blocks of the next panel do not fit the gaps that this one left.
+            trim_heap(collect=True)
+        _join_panels(results, sink, image.height * image.scale, cancel)
+    progress.finish()
+
+
+def _panel_spans(columns: TileAxis, width: int) -> list[tuple[int, int]]:
+    """Return (first column, columns) of each panel in the file.
+
+    Padding is not included; it is created again.
+    """
+    return [(start, min(columns.tile, width - start)) for start in columns.starts]
+
+
+def _split_into_panels(
+    source: Source, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel
+) -> None:
+    """Write each panel's columns of every row to its file."""
+    shares = _panel_spans(columns, source.shape[1])
+    for top in range(0, source.shape[0], COPY_ROWS):
+        check_cancel(cancel)
+        rows = read_values(source, top, top + COPY_ROWS)
+        for (left, width), panel in zip(shares, panels, strict=True):
+            panel.write(top, rows[:, left : left + width])
+
+
+def _join_panels(results: Sequence[RowFile], sink: Sink, height: int, cancel: Cancel) -> None:
+    for top in range(0, height, COPY_ROWS):
+        check_cancel(cancel)
+        last = min(top + COPY_ROWS, height)
+        sink.write(top, np.concatenate([panel.read(top, last) for panel in results], axis=1))
+
+
+class RowFile(ClosedOnExit):
+    """Scratch file of rows, a sink and then a source; its place on disk is freed by `close`."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[np.generic], folder: Path | None
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self._file = ScratchFile(folder)
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write rows (N, W, C) from ``first`` on."""
+        data = np.ascontiguousarray(values)
+        self._file.write(first * self._row_bytes, data.data.cast("B"))
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Return the rows from ``first`` to before ``last``."""
+        rows = np.empty((last - first, *self.shape[1:]), self.dtype)
+        self._file.read(first * self._row_bytes, rows.data.cast("B"))
+        return rows
+
+    def close(self) -> None:
+        """Free the disk space; may be called more than once."""
+        self._file.close()
+
+
+class _PanelSink:
+    """Sink of a panel's results that passes on the columns the panel owns.
+
+    From column ``left`` on, as many as ``target`` is wide.
+    """
+
+    def __init__(self, target: RowFile, left: int) -> None:
+        self._target, self._left = target, left
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        self._target.write(first, values[:, self._left : self._left + self._target.shape[1]])

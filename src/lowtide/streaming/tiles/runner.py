@@ -13,15 +13,12 @@ import numpy as np
 from lowtide.core.progress import Cancel, check_cancel
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import Adapter, Sink, Source
-from lowtide.memory.plan import Plan
-from lowtide.memory.strategy import ImageGeometry, StreamedStrategy, TileStrategy
+from lowtide.memory.plan import ImageGeometry, Plan, StreamedStrategy, TileStrategy
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.source_page import RowWindow
-from lowtide.streaming.tiles.device_workers import DeviceWorker, DeviceWorkers
+from lowtide.streaming.engine.source_run import RowWindow
 from lowtide.streaming.tiles.grid import TileAxis, tile_axes
-from lowtide.streaming.tiles.panels import run_panels
-from lowtide.streaming.tiles.recovery import RetryingTileRunner
-from lowtide.streaming.tiles.run_rows import run_streamed
+from lowtide.streaming.tiles.recovery import DeviceWorker, DeviceWorkers, RetryingTileRunner
+from lowtide.streaming.tiles.run_rows import run_panels, run_streamed
 from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, NetworkSpec, TileStep
 
 _WRITE_ROWS = 16  # convert rows in blocks, so that no second strip exists

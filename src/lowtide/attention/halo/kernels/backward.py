@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from lowtide.attention.halo.kernels.common import (
+from lowtide.attention.halo.kernels.forward import (
     LOG2E,
     bias_tile,
     first_key,

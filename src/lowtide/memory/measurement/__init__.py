@@ -1,1 +1,0 @@
-"""Memory measurement of code regions and whole runs, on the CPU and on CUDA."""

@@ -1,1 +1,0 @@
-"""Simulation of PyTorch's CUDA caching allocator, without a GPU."""

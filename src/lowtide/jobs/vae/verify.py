@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from lowtide.core.metrics import SSIM_WINDOW, ssim
 from lowtide.core.units import format_bytes
@@ -68,6 +67,8 @@ def check_part(
             f"the {name} was not compared: its own call takes {format_bytes(least)} on the first"
             f" chunks, and the budget leaves {format_bytes(free_bytes)}"
         )
+    import torch
+
     taken, made = given(_taken(part, found)), list[torch.Tensor]()
     with torch.no_grad():
         there = taken.to(part.like.device, part.like.dtype)
@@ -119,6 +120,8 @@ def _taken(part: PlannedPart, runs: int) -> int:
 
 def _plain_bytes(model: ClipAutoencoder, name: PartName, part: PlannedPart, count: int) -> int:
     """Return about the most bytes of the model's own call on so many frames or latents."""
+    import torch
+
     faker, like = FakeTwins(), part.like
     twin, tracer = faker.model(model.module), Tracer(call=faker.calls)
     tracer.label(twin.parameters(), "weights")

@@ -24,9 +24,9 @@ from common import ResultFile
 from torch import Tensor, nn
 
 from lowtide.models.paragonsr2.munet import BRANCHES, MUNet
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.data.degrade import bicubic_downscale
-from lowtide.training.data.pairs import HighResolutionFolders, Patches
+from lowtide.training.data.pairs import HighResolutionFolders, PatchSamples
 from lowtide.training.losses.gan import generator_loss
 from lowtide.training.setup import make_discriminator, make_generator
 from lowtide.training.tasks.sr_config import SrConfig
@@ -87,7 +87,7 @@ def trained(kind: str, photos: Path, steps: int) -> dict[str, Any]:
     generator = make_generator(config.network_g, SCALE, 0)
     opponent = make_discriminator(config.network_d, 0)
     pictures = HighResolutionFolders([photos], SCALE, bicubic_downscale)
-    data = Batches(Patches(pictures, PATCH), batch=BATCH, seed=0)
+    data = BatchLoader(PatchSamples(pictures, PATCH), batch=BATCH, seed=0)
     held = data.at(steps)
     before = changes(generator, opponent, kind, held)
     started = time.process_time()

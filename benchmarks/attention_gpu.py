@@ -24,11 +24,11 @@ from torch import Tensor
 
 from lowtide.attention.functional import attention
 from lowtide.attention.halo.autograd import halo_attention
-from lowtide.attention.spatial.position import Position
+from lowtide.attention.spatial.position import PositionEncoding
 from lowtide.attention.spatial.row_windows import RowWindowAttention
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.window_grid import WindowGeometry
 
-WINDOWS = Windows()
+WINDOWS = WindowGeometry()
 # In GPU clock cycles: some milliseconds.
 _WAIT_CYCLES = 10_000_000
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -47,7 +47,7 @@ def portable(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     def load(part: str, first: int, last: int) -> Tensor:
         return (query if part == "query" else seen)[:, first:last]
 
-    local = RowWindowAttention(WINDOWS, *query.shape[1:3], Position(), attention)
+    local = RowWindowAttention(WINDOWS, *query.shape[1:3], PositionEncoding(), attention)
     return torch.cat([piece.transpose(1, 2) for _, piece in local.run(load)], 1)
 
 

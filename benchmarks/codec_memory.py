@@ -67,7 +67,7 @@ if order["tuned"]:
 import numpy as np
 from lowtide.media import EncodeOptions, inspect_image, open_image, open_sink, output_cost
 from lowtide.media.image_info import ImageInfo
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 
 ROWS = 16
 options = EncodeOptions(**order["options"])
@@ -95,11 +95,11 @@ def run(name):
         return read(name)
     return write(order["target"], np.load(name, mmap_mode="r"))
 
-meter = HostMeter()
+meter = HostMemoryMeter()
 meter.start()
 run(order["small"])
 meter.stop()
-meter = HostMeter(sample_seconds=0.001)
+meter = HostMemoryMeter(sample_seconds=0.001)
 meter.start()
 cost, until_last, until_last_bound = run(order["large"])
 usage = meter.lap()

@@ -21,19 +21,19 @@ from subprocess_run import measure_in_subprocess
 from torch import nn
 
 from lowtide.streaming.specialize import preload_compiler, specialize
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 MODELS = ("lowtide-x2", "lowtide-x4", "SPAN", "Compact")
 SIDE = 256
 IMPORTS = ("torch._dynamo.backends.inductor", "torch._inductor.compile_fx")
 
 
-def network_of(name: str) -> NetworkSpec:
+def network_of(name: str) -> RunnableNetwork:
     """A bundled model, or one with random weights."""
     import lowtide
 
     module: nn.Module = lowtide.load(name).module if name.startswith("lowtide") else made(name)
-    return NetworkSpec(module, 1, 3, 3)
+    return RunnableNetwork(module, 1, 3, 3)
 
 
 def run_plain(name: str) -> None:

@@ -24,7 +24,7 @@ from common import ResultFile, row_parser
 
 import lowtide
 from lowtide.core.metrics import psnr, ssim
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 
 ABOUT = (
     "Gaussian noise on a photograph and an MRI slice, neither of which the model was trained on:"
@@ -49,7 +49,7 @@ def pictures(t1: Path | None) -> dict[str, np.ndarray]:
 
 def save_noisy(folder: Path, clean: np.ndarray, sigma: int, seed: int, clipped: bool) -> Path:
     """A noisy file: float32 TIFF, or 8-bit PNG if it is clipped."""
-    noise = philox(seed, 2, sigma, 0).standard_normal(clean.shape) * sigma / 255
+    noise = philox_generator(seed, 2, sigma, 0).standard_normal(clean.shape) * sigma / 255
     path = folder / ("noisy.png" if clipped else "noisy.tif")
     samples = np.float32(clean + noise)
     if clipped:

@@ -20,7 +20,7 @@ from common import ResultFile
 from photographs import as_array, photograph
 from tile_loop import run
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 
 MODEL, SIGMA = "lowtide-denoise", 25
 SMALL, LARGE = (1730, 1156), (6000, 4000)
@@ -36,7 +36,7 @@ ROWS: dict[str, tuple[tuple[int, int], str, tuple[str, ...]]] = {
 def noisy(folder: Path, width: int, height: int) -> Path:
     """A noisy photograph, float32 TIFF."""
     clean = as_array(photograph(folder / f"clean_{width}.tif", width, height))
-    noise = philox(0, 2, SIGMA, 0).standard_normal(clean.shape, np.float32)
+    noise = philox_generator(0, 2, SIGMA, 0).standard_normal(clean.shape, np.float32)
     noise *= np.float32(SIGMA / 255)
     noise += clean * np.float32(1 / 255)
     path = folder / f"noisy_{width}.tif"

@@ -24,7 +24,7 @@ from common import ResultFile
 
 import lowtide
 from lowtide.jobs.denoise.calibration.command import train_noise
-from lowtide.jobs.denoise.volumes.scores import StructureStatistics
+from lowtide.jobs.denoise.volumes.scores import ResidualCorrelations
 from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 
@@ -158,7 +158,7 @@ def series_figures(path: Path, method: str, python: str) -> dict[str, object]:
         figures["seconds"] = seconds
     before = nibabel.load(path).get_fdata()
     ranges = survey_ranges(inspect_volume(path))
-    structure = StructureStatistics()
+    structure = ResidualCorrelations()
     for volume, one in enumerate(ranges):
         for place in range(before.shape[2]):
             images = before[:, :, place, volume], result[:, :, place, volume]

@@ -31,7 +31,7 @@ from scipy.ndimage import convolve, gaussian_filter
 import lowtide
 import lowtide.models
 from lowtide.core.metrics import psnr
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 
 ABOUT = "Pictures with noise as people have them, levels estimated; PSNR in dB of 8-bit samples"
 LEVELS, QUALITIES = (10, 25, 50), (95, 85, 75)
@@ -155,7 +155,9 @@ def rounded(decibels: float) -> float | None:
 def flat_field(color: tuple[int, ...], sigma: int) -> dict[str, object]:
     """What is left of noise on one color without clipping, and the shift, in levels of 255."""
     clean = np.full((SIDE, SIDE, 3), color, np.float32) / 255
-    noisy = clean + np.float32(sigma / 255) * philox(0, 4, sigma, 0).standard_normal(clean.shape)
+    noisy = clean + np.float32(sigma / 255) * philox_generator(0, 4, sigma, 0).standard_normal(
+        clean.shape
+    )
     with tempfile.TemporaryDirectory() as folder:
         path, target = Path(folder) / "noisy.tif", Path(folder) / "denoised.tif"
         pyvips.Image.new_from_array(noisy.astype(np.float32)).write_to_file(str(path))
@@ -173,7 +175,7 @@ def flat_field(color: tuple[int, ...], sigma: int) -> dict[str, object]:
 def noisy_row(kind: str, clean: np.ndarray) -> dict[str, object]:
     """Scores of a picture with one of `KINDS` of noise."""
     make, sigma, quality = KINDS[kind]
-    noisy = make(clean, sigma, philox(0, 3, sigma, 0))
+    noisy = make(clean, sigma, philox_generator(0, 3, sigma, 0))
     figures = denoised(encoded(noisy, quality), quality, clean / 255)
     if make is white and quality is None:
         figures |= by_bm3d(as_bytes(noisy) / 255, clean / 255, sigma / 255)
@@ -212,7 +214,9 @@ def main() -> None:
     packages = ("scikit-image", "scipy", "pillow")
     packages += ("bm3d",) * (importlib.util.find_spec("bm3d") is not None)
     results = ResultFile("denoise_pictures", about=ABOUT, fresh=options.fresh, packages=packages)
-    bundled = {lowtide.models.describe(name).sha256 for name in lowtide.models.names()}
+    bundled = {
+        lowtide.models.describe_bundled(name).sha256 for name in lowtide.models.bundled_names()
+    }
     for (kind, name), measure in rows(Path(options.data)).items():
         row = f"{kind}, {name}"
         if options.only not in row:

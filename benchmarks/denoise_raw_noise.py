@@ -30,13 +30,13 @@ sys.path.append(str(Path(__file__).parent.parent / "scripts"))
 from training_photographs import PHOTOS, photograph
 
 from lowtide.core.metrics import psnr, ssim
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.raw_camera_noise import NORMAL_LAMBDA, RawCameraNoise
-from lowtide.models.loaded_model import pad
-from lowtide.training.setup import MovingAverage
+from lowtide.models.loaded_model import pad_to_rule
+from lowtide.training.setup import EMAModel
 
 ABOUT = (
     "Photographs as linear light, darkened 100 and 300 times, with the noise of a camera at ISO"
@@ -148,7 +148,7 @@ class Samples:
 
         The patches and exposures of a step are the same for every way.
         """
-        draw, noise = philox(SEED, 0, step, 0), philox(SEED, 1, step, 0)
+        draw, noise = philox_generator(SEED, 0, step, 0), philox_generator(SEED, 1, step, 0)
         clean, noisy, given = [], [], []
         for _ in range(BATCH):
             plane = self.planes[draw.choice(len(self.planes), p=self.shares)]
@@ -171,7 +171,7 @@ def train(way: Way, steps: int) -> tuple[Denoiser, float]:
     torch.manual_seed(SEED)
     denoiser = Denoiser(CONFIG).to(memory_format=torch.channels_last)
     network, samples = denoiser.unet, Samples()
-    average = MovingAverage(network)
+    average = EMAModel(network)
     optimizer = torch.optim.AdamW(network.parameters(), RATE, betas=(0.9, 0.99), weight_decay=1e-3)
     started = time.process_time()
     for step in range(steps):
@@ -198,7 +198,7 @@ def denoise(denoiser: Denoiser, noisy: np.ndarray, given: tuple[float, ...]) -> 
     """A whole plane (H, W), denoised, in 0..1."""
     denoiser.set_level(given[0], given[1:])
     height, width = noisy.shape
-    padded = pad(torch.from_numpy(noisy)[None, None], CONFIG.size)
+    padded = pad_to_rule(torch.from_numpy(noisy)[None, None], CONFIG.size)
     return denoiser(padded)[0, 0, :height, :width].clamp(0, 1).numpy()
 
 
@@ -210,7 +210,7 @@ def scores(denoiser: Denoiser, way: Way) -> dict[str, float]:
         for ratio in RATIOS:
             exposure = Exposure(ISOS[1], ratio)
             for seed in SEEDS:
-                noisy = exposure.expose(clean, philox(seed, 2, ratio, plane))
+                noisy = exposure.expose(clean, philox_generator(seed, 2, ratio, plane))
                 made = denoise(denoiser, noisy, way.given(exposure))
                 gain = float(np.vdot(made, clean) / np.vdot(made, made))
                 for figure, value in {

@@ -21,19 +21,19 @@ from common import result_rows
 from lowtide.core.heap import HeapMode
 from lowtide.core.units import MIB
 from lowtide.memory.prediction.calibration import (
-    Calibration,
-    Residual,
+    BoundCalibration,
+    PredictionResidual,
     RunKind,
     calibrate,
 )
-from lowtide.memory.prediction.result import HeapGrowth, RuntimeCosts, RuntimeObjects
+from lowtide.memory.prediction.result import HeapGrowth, RuntimeObjectCosts, RuntimeObjectCounts
 
 SHIPPED = Path(__file__).parents[1] / "src" / "lowtide" / "memory" / "data" / "calibration.json"
 HEAPS = get_args(HeapMode)
-_NAMES = tuple(RuntimeObjects.model_fields)
+_NAMES = tuple(RuntimeObjectCounts.model_fields)
 
 
-def fit_runtime(entries: Sequence[dict]) -> RuntimeCosts:
+def fit_runtime(entries: Sequence[dict]) -> RuntimeObjectCosts:
     """Non-negative bytes for each kind of object that explain best what predictions lacked.
 
     Least squares of errors relative to the measured peak, over all choices of kinds that are
@@ -53,7 +53,7 @@ def fit_runtime(entries: Sequence[dict]) -> RuntimeCosts:
             if (found >= 0).all() and error < least:
                 best, least = found, error
     per_kind = {f"{name.rstrip('s')}_bytes": round(value) for name, value in zip(_NAMES, best)}  # noqa: B905
-    return RuntimeCosts(**per_kind)
+    return RuntimeObjectCosts(**per_kind)
 
 
 def without_runtime(entry: dict) -> int:
@@ -61,23 +61,23 @@ def without_runtime(entry: dict) -> int:
     return entry["predicted_bytes"] - entry["ledger"].get("runtime", 0)
 
 
-def predicted_with(entry: dict, costs: RuntimeCosts) -> int:
+def predicted_with(entry: dict, costs: RuntimeObjectCosts) -> int:
     """A row's prediction with other costs of kernels and objects."""
-    return without_runtime(entry) + costs.total_bytes(RuntimeObjects(**entry["objects"]))
+    return without_runtime(entry) + costs.total_bytes(RuntimeObjectCounts(**entry["objects"]))
 
 
-def fit(entries: Sequence[dict]) -> tuple[RuntimeCosts, Calibration]:
+def fit(entries: Sequence[dict]) -> tuple[RuntimeObjectCosts, BoundCalibration]:
     """Costs, and the bound of predictions made with them."""
     traced = [entry for entry in entries if entry["method"] == "traced"]
     costs = fit_runtime(traced)
     residuals = [
-        Residual(predicted=predicted_with(entry, costs), measured=entry["measured_bytes"])
+        PredictionResidual(predicted=predicted_with(entry, costs), measured=entry["measured_bytes"])
         for entry in traced
     ]
     return costs, calibrate(residuals)
 
 
-def fit_runs(entries: Sequence[dict], heap: HeapMode, kind: RunKind) -> Calibration:
+def fit_runs(entries: Sequence[dict], heap: HeapMode, kind: RunKind) -> BoundCalibration:
     """The bound of runs of one kind in one mode of the C heap.
 
     Of a run in tiles, what the heap keeps is off further than the rest, which is that of a heap
@@ -88,20 +88,20 @@ def fit_runs(entries: Sequence[dict], heap: HeapMode, kind: RunKind) -> Calibrat
         rest = fit_runs(entries, "trim", kind)
         return rest.model_copy(update={"kept_share": kept_share(own, rest)})
     residuals = [
-        Residual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
+        PredictionResidual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
         for entry in own
     ]
     return calibrate(residuals).model_copy(update={"families": True})
 
 
-def kept_share(entries: Sequence[dict], rest: Calibration) -> float:
+def kept_share(entries: Sequence[dict], rest: BoundCalibration) -> float:
     """The share of what heaps were predicted to keep that bounds what they did, beyond ``rest``."""
     residuals = []
     for entry in entries:
         kept = entry["ledger"]["allocator"]
         others = rest.upper(entry["predicted_bytes"] - kept)
         residuals.append(
-            Residual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - others)
+            PredictionResidual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - others)
         )
     return calibrate(residuals, parts=(0,)).share
 

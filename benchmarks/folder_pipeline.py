@@ -129,12 +129,12 @@ def _job(folder: Path, suffix: str, **settings: Any) -> tuple[float, float]:
 
 
 def _prepared() -> tuple[Any, Any, Any]:
-    from lowtide.jobs.images.prepare import prepare
+    from lowtide.jobs.images.prepare import load_prepared_model
     from lowtide.jobs.upscale.settings import UpscaleSettings
     from lowtide.memory.budget import Budget
 
     settings = UpscaleSettings.of(model=MODEL, device="cpu")
-    return settings, prepare(settings, device="cpu"), Budget.parse(BUDGET, device="cpu")
+    return settings, load_prepared_model(settings, device="cpu"), Budget.parse(BUDGET, device="cpu")
 
 
 def _computing(sources: list[Path], out: Path, suffix: str) -> Callable[[], tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""What the rows of the GPU report are measured by: functions of a `Place`.
+"""What the rows of the GPU report are measured by: functions of a `StatePlace`.
 
 All but `reserved` and `gpu_tests` also run on a processor.
 """

@@ -23,18 +23,18 @@ import torch
 from common import ResultFile, row_parser
 
 from lowtide.jobs.forecast.backtest import split_steps
-from lowtide.jobs.forecast.scores import Scores
+from lowtide.jobs.forecast.scores import ForecastScoreSums
 from lowtide.jobs.forecast.source import fit_forecaster
 from lowtide.jobs.forecast.train import make_windows_task, train_forecast
 from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster, standardized
 from lowtide.jobs.train.run import run_training
 from lowtide.media.table import read_table
-from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler
-from lowtide.models.forecaster.windows import targets
-from lowtide.models.ldm4ts.diffusion_paths import DiffusionPaths
+from lowtide.models.forecaster.paths import PATHS, ForecastDistribution, PathSampler
+from lowtide.models.forecaster.windows import target_windows
+from lowtide.models.ldm4ts.diffusion_paths import DiffusionPathSampler
 from lowtide.models.ldm4ts.model import LDM4TSModel, random_walk
 from lowtide.training.distributed import ProcessGroup
-from lowtide.training.task import Task
+from lowtide.training.task import TrainTask
 from lowtide.training.tasks.forecast_config import ForecastConfig
 from lowtide.training.tasks.forecasting import ResidualWindows
 
@@ -70,24 +70,24 @@ class Judge:
         self.table = read_table(self.path, columns=(), frequency=None)
         self.train, first, last = split_steps(self.table, "ett")
         self.origins = np.arange(first, last - HORIZON + 1, STRIDE)
-        self.truth = targets(self.table.values, self.origins, HORIZON)
+        self.truth = target_windows(self.table.values, self.origins, HORIZON)
         self.ridge = fit_forecaster(self.table, HORIZON, self.train)
         self.values = standardized(self.ridge, self.table)
 
     @cached_property
-    def windows(self) -> Distribution:
+    def windows(self) -> ForecastDistribution:
         """Mean and scale in closed form."""
         phases = self.table.grid.phases()
         ahead = phases[self.origins[:, None] + np.arange(HORIZON)]
         return self.ridge.predict(self.table.values, self.origins, ahead)
 
     @cached_property
-    def walks(self) -> Distribution:
+    def walks(self) -> ForecastDistribution:
         """The last value, and a random walk's scale, of `LDM4TSModel.forecast`."""
         scaler = self.ridge.scaler
         center, scale = self._walk(self.origins)
         center = np.broadcast_to(center, scale.shape)
-        return Distribution(self.origins, scaler.inverse(center), scale * scaler.deviation)
+        return ForecastDistribution(self.origins, scaler.inverse(center), scale * scaler.deviation)
 
     @cached_property
     def residuals(self) -> ResidualWindows:
@@ -101,7 +101,7 @@ class Judge:
         origins = self.ridge.origins
         center, scale = self._walk(origins)
         varies = scale.min(axis=(1, 2)) > 0
-        ahead = targets(self.values, origins, HORIZON)
+        ahead = target_windows(self.values, origins, HORIZON)
         left = ((ahead - center)[varies] / scale[varies]).astype(np.float32)
         return ResidualWindows(self.path, self.values, origins[varies], left, LOOK_BACK)
 
@@ -119,15 +119,17 @@ class Judge:
     def _energy(self, drawn: np.ndarray) -> np.ndarray:
         parts = []
         for row in range(len(drawn)):
-            one = Scores(self.ridge.scaler.deviation)
+            one = ForecastScoreSums(self.ridge.scaler.deviation)
             one.add_joint(self.truth[row : row + 1], drawn[row : row + 1])
             parts.append(one.means()["energy"])
         return np.array(parts)
 
-    def score(self, windows: Distribution, sampler: PathSampler, residuals: np.ndarray) -> dict:
+    def score(
+        self, windows: ForecastDistribution, sampler: PathSampler, residuals: np.ndarray
+    ) -> dict:
         """Scores, and the deviation of samples beside that of the ``residuals`` learned from."""
         drawn = windows.sample(sampler, SAMPLES, seed=0)
-        scores = Scores(self.ridge.scaler.deviation)
+        scores = ForecastScoreSums(self.ridge.scaler.deviation)
         scores.add_samples(self.truth, drawn)
         scores.add_joint(self.truth, drawn)
         made = (drawn - windows.mean[:, None]) / windows.scale[:, None]
@@ -174,7 +176,7 @@ def trained_row(judge: Judge, name: str, seed: int, folder: Path) -> dict:
     if name == NO_BACKBONE:
         windows, residuals = judge.walks, judge.walk_residuals.residuals
 
-        def make_task(config: ForecastConfig, processes: ProcessGroup) -> Task:
+        def make_task(config: ForecastConfig, processes: ProcessGroup) -> TrainTask:
             left = judge.walk_residuals
             return make_windows_task(config, judge.table, left, processes, save=_save)
 
@@ -221,7 +223,7 @@ def untrained_row(judge: Judge, name: str, kind: str) -> dict:
     )
     trained, _ = left.split(config.datasets.train.validation_share)
     model.fit_autoencoder(torch.from_numpy(trained.residuals))
-    sampler = DiffusionPaths(model.eval(), judge.values, STEPS)
+    sampler = DiffusionPathSampler(model.eval(), judge.values, STEPS)
     return judge.score(windows, sampler, left.residuals)
 
 

@@ -17,7 +17,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.tracing.steps import optimizer_state
 from lowtide.models.ldm4ts.model import LDM4TSModel
-from lowtide.training.task import Task
+from lowtide.training.task import TrainTask
 from lowtide.training.tasks.forecast_config import ForecastConfig
 from lowtide.training.tasks.forecasting import make_denoising_task
 from lowtide.training.trainer import Trainer
@@ -66,16 +66,16 @@ class Noise:
         )
 
     def prefetch(self, first: int) -> Iterator[tuple[Tensor, ...]]:
-        """As `Batches` does it."""
+        """As `BatchLoader` does it."""
         while True:
             yield self.batch
 
     def example(self, batch: int) -> tuple[Tensor, ...]:
-        """As `Batches` does it."""
+        """As `BatchLoader` does it."""
         return tuple(one[:batch].to("meta") for one in self.batch)
 
 
-def task_of(config: ForecastConfig) -> Task:
+def task_of(config: ForecastConfig) -> TrainTask:
     """The real task, on noise."""
     network = config.network.model_dump()
     network["frequency"] = network.pop("spectrum")

@@ -31,7 +31,7 @@ from torch import nn
 from zoo import Row
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.tracing.fake import FakeTwins
+from lowtide.memory.tracing.fake import FakeModelConverter
 
 ABOUT = "Other tools' predictions of the rows of memory_grid; percent of the measured peak."
 PACKAGES = ("accelerate", "torchinfo", "diffusers")
@@ -57,7 +57,7 @@ def torchinfo(row: Row, model: nn.Module) -> float:
     """Its total, from a pass over fake tensors, which gives the same figures as real ones."""
     import torchinfo as package
 
-    faker = FakeTwins()
+    faker = FakeModelConverter()
     twin, step = faker.model(model), faker.step(row.step())
     low = row.precision == "autocast"
     with faker.fake_mode(), torch.autocast("cpu", torch.bfloat16) if low else nullcontext():

@@ -34,7 +34,7 @@ from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.checkpointing import CHECKPOINTING
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import NullObserver, TrainingStep, input_tensors
+from lowtide.memory.tracing.steps import NullStepObserver, TrainingStep, input_tensors
 from lowtide.memory.tracing.trace import record_trace
 
 THREADS = 2
@@ -92,7 +92,7 @@ def _high_water() -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-class Holding(NullObserver):
+class Holding(NullStepObserver):
     """Remembers the optimizer's tensors of a step."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def warm_up(dtype: torch.dtype) -> None:
             block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU())
             chain = nn.Sequential(block, nn.Sequential(nn.Conv2d(8, 8, 1), nn.GELU())).to(kind)
             step = TrainingStep((torch.rand(1, 8, 32, 32, dtype=kind),), checkpointing=how)
-            step.prepare(nn.Sequential(chain))(NullObserver())
+            step.prepare(nn.Sequential(chain))(NullStepObserver())
         linear = nn.Linear(32, 32).to(kind)
         value = F.layer_norm(linear(torch.rand(1, 8, 32, 32, dtype=kind)), (32,))
         value = F.scaled_dot_product_attention(value, value, value)
@@ -134,7 +134,7 @@ def measure(row: Row) -> dict[str, Any]:
     started = time.process_time()
     with pages:
         for _ in range(2 if step.training else 1):
-            run(NullObserver())
+            run(NullStepObserver())
     seconds = time.process_time() - started
     trim_heap(collect=True)
     kept = pages.now() - held

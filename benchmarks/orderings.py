@@ -93,9 +93,9 @@ def reserved(entry: str, side: int, batches: list[int]) -> float:
     from virtual_device import VirtualDevice
     from zoo_models import ENTRIES
 
-    from lowtide.memory.tracing.fake import FakeTwins
+    from lowtide.memory.tracing.fake import FakeModelConverter
 
-    faker = FakeTwins()
+    faker = FakeModelConverter()
     model, device = faker.model(ENTRIES[entry].build().eval()), VirtualDevice()
     with faker.fake_mode(), torch.inference_mode(), device:
         for batch in batches:

@@ -144,7 +144,11 @@ def main() -> None:
     results = ResultFile("set5", about=ABOUT, fresh=options.fresh)
     for scale in CUBIC_SCALES:
         measure(results, folder, f"cubic x{scale}", scale, cubic)
-    upscalers = [name for name in lowtide.models.names() if lowtide.models.describe(name).scale > 1]
+    upscalers = [
+        name
+        for name in lowtide.models.bundled_names()
+        if lowtide.models.describe_bundled(name).scale > 1
+    ]
     for name in (*upscalers, *options.model):
         model = lowtide.models.load(name)
         facts = model.descriptor

@@ -20,7 +20,7 @@ from typing import Any
 
 from lowtide.core.heap import heap_is_tuned, trim_heap
 from lowtide.core.python_child import start_python
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 
 _HEAP_RETURNS = {"MALLOC_MMAP_THRESHOLD_": "65536"} if sys.platform == "linux" else {}
 _SAMPLE_SECONDS = 0.005
@@ -90,7 +90,7 @@ def main() -> None:
         function()
     trim_heap(collect=True)
     allocator, tuned = _allocator(), heap_is_tuned()
-    meter = HostMeter(_SAMPLE_SECONDS)
+    meter = HostMemoryMeter(_SAMPLE_SECONDS)
     meter.start()
     result = function()
     usage = meter.lap()

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.core.metrics import psnr_y
-from lowtide.jobs.upscale.validation import TrainValidation
+from lowtide.jobs.upscale.validation import UpscaleValidator
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.image_cache import read_rgb
 from lowtide.training.data.pairs import HighResolutionFolders
 from lowtide.training.setup import make_discriminator, make_generator, save_weights
-from lowtide.training.task import Task
+from lowtide.training.task import TrainTask
 from lowtide.training.tasks.sr_config import SrConfig
 from lowtide.training.tasks.super_resolution import make_pairs_task
 from lowtide.training.trainer import Trainer
@@ -76,16 +76,16 @@ class Noise:
         self.low = nn.functional.avg_pool2d(self.high, SCALE)
 
     def prefetch(self, first: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `Batches` does it."""
+        """As `BatchLoader` does it."""
         while True:
             yield self.low, self.high
 
     def example(self, batch: int) -> tuple[Tensor, Tensor]:
-        """As `Batches` does it."""
+        """As `BatchLoader` does it."""
         return self.low[:batch].to("meta"), self.high[:batch].to("meta")
 
 
-def task_of(config: SrConfig) -> Task:
+def task_of(config: SrConfig) -> TrainTask:
     """The real task, on noise."""
     generator = make_generator(config.network_g, config.scale, 0)
     discriminator = make_discriminator(config.network_d, 0) if config.network_d else None
@@ -143,7 +143,7 @@ def validate(name: str, photos: str, folder: str, budget: str) -> dict[str, floa
         }
     )
     data = HighResolutionFolders([Path(photos)], SCALE, bicubic_downscale)
-    return TrainValidation(config, data, Path(folder), "cpu")(
+    return UpscaleValidator(config, data, Path(folder), "cpu")(
         make_generator(config.network_g, config.scale, 0), 1
     )
 

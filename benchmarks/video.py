@@ -27,7 +27,7 @@ from common import HEAP_OF_COMMAND_LINE, ResultFile, row_parser
 from subprocess_run import measure_in_subprocess
 
 import lowtide
-from lowtide.jobs.clips.work import work_folder
+from lowtide.jobs.clips.work import segments_folder
 
 CLIP_FRAMES, CLIP_SIZE = 48, (192, 144)
 COST_FRAMES, COST_TURNS = 24, 3
@@ -165,7 +165,7 @@ def killed(folder: Path) -> dict[str, Any]:
         "segments": KILLED_FRAMES // SEGMENT,
         "packets": len(video_files.all_packets(calm)),
         "packets_equal": video_files.all_packets(calm) == video_files.all_packets(disturbed),
-        "left_over": work_folder(disturbed).exists(),
+        "left_over": segments_folder(disturbed).exists(),
     }
 
 
@@ -176,7 +176,7 @@ def _command(source: Path, target: Path) -> list[str]:
 
 def _kill(command: list[str], target: Path, moment: str, generator: random.Random) -> int:
     """Kill a job at a moment of its work; the number of segments that are finished then."""
-    folder = work_folder(target)
+    folder = segments_folder(target)
 
     def finished() -> int:
         return len(list(folder.glob("0*")))

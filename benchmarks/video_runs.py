@@ -14,9 +14,9 @@ import torch
 import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
-from lowtide.jobs.clips.rows import FrameSink, FrameSource
+from lowtide.jobs.clips.rows import FrameRowSink, FrameRowSource
 from lowtide.media.video.picture_format import PictureFormat
-from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder
+from lowtide.media.video.video_encoder import VideoEncoderSettings, VideoSegmentEncoder
 from lowtide.media.video.video_facts import inspect_video
 from lowtide.media.video.video_reader import VideoReader
 from lowtide.streaming.engine.source_run import READ_ROWS
@@ -77,8 +77,8 @@ def parts_cost(source: str, target: str, frames: int, turns: int) -> dict[str, f
         moments = {"read_s": time.process_time() - started}
         moments |= _color_seconds(planes, facts.format)
         started = time.process_time()
-        encoder = SegmentEncoder(
-            Path(target), EncoderSettings("x264"), facts.format, time_base=facts.time_base
+        encoder = VideoSegmentEncoder(
+            Path(target), VideoEncoderSettings("x264"), facts.format, time_base=facts.time_base
         )
         for stamp, one in zip(facts.stamps, planes, strict=False):
             encoder.write(one, int(stamp))
@@ -95,13 +95,13 @@ def _color_seconds(frames: list[Any], format: PictureFormat) -> dict[str, float]
     there = back = 0.0
     for planes in frames:
         started = time.process_time()
-        source = FrameSource(planes, format)
+        source = FrameRowSource(planes, format)
         bands = [
             (first, source.read(first, first + READ_ROWS))
             for first in range(0, format.height, READ_ROWS)
         ]
         there += time.process_time() - started
-        started, made = time.process_time(), FrameSink(source.info, format)
+        started, made = time.process_time(), FrameRowSink(source.info, format)
         for first, rows in bands:
             made.write(first, rows)
         back += time.process_time() - started

@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lowtide
 from lowtide.core.metrics import ssim
-from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame
+from lowtide.jobs.clips.result import ClipResult, ComputedFrame, ContainerWriter
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.clips.work import VideoWork
+from lowtide.jobs.clips.work import SegmentsFolder
 from lowtide.jobs.vae.frames import images_of, planes_of
 from lowtide.jobs.vae.latents import default_clip_facts, task_of_latents
 from lowtide.jobs.vae.settings import VaeSettings
@@ -211,10 +211,10 @@ class LatentModel(nn.Module):
 def write_video(frames: Tensor, task: VideoTask, target: Path) -> None:
     """Write frames (1, 3, T, H, W) in -1..1 as a video."""
     (segment,) = task.segments(target, task.frames)
-    work = VideoWork(target, "")
+    work = SegmentsFolder(target, "")
     result = ClipResult(ContainerWriter(target, task, work, [segment], replace=True))
     for number, image in enumerate(images_of(frames, SIDE, SIDE)):
-        result.write_frame(MadeFrame(segment, number, planes_of(image, task)))
+        result.write_frame(ComputedFrame(segment, number, planes_of(image, task)))
     result.commit()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide import UsageError
-from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.allocator import SimulatedAllocator, SimulatedOutOfMemory
 
 Role = Literal["composite", "makes", "takes over", "writes", "views", "no tensors"]
 
@@ -25,14 +25,14 @@ _roles: dict[Any, Role] = {}
 class VirtualDevice:
     """Context in which new CPU tensors are charged to a simulated CUDA allocator.
 
-    Each storage made by an operator is charged once, with its full size, to a `CachingAllocator` of
-    ``capacity`` bytes (None: no limit), until its last tensor is freed. Storages from before, and
-    memory that others own (``torch.from_numpy``), are not charged. Where the device has no room, or
-    at the allocations numbered in ``fail_at`` (from 0, since the device was entered, failed ones
-    counted), the operator raises `SimulatedOutOfMemory`, and its result is dropped. Values are
-    those of the same run without the device. An operator has run by the time it is refused, so the
-    host must have the memory, except for fake tensors, whose sizes are charged as if they were
-    real.
+    Each storage made by an operator is charged once, with its full size, to a `SimulatedAllocator`
+    of ``capacity`` bytes (None: no limit), until its last tensor is freed. Storages from before,
+    and memory that others own (``torch.from_numpy``), are not charged. Where the device has no
+    room, or at the allocations numbered in ``fail_at`` (from 0, since the device was entered,
+    failed ones counted), the operator raises `SimulatedOutOfMemory`, and its result is dropped.
+    Values are those of the same run without the device. An operator has run by the time it is
+    refused, so the host must have the memory, except for fake tensors, whose sizes are charged as
+    if they were real.
 
     Workspace of operators and sparse tensors are not charged. Only the entering thread is followed,
     with the backward passes it runs on the CPU; work of other threads (a loader, say) is not. It
@@ -50,7 +50,7 @@ class VirtualDevice:
     ) -> None:
         numbers = [fail_at] if isinstance(fail_at, int) else fail_at or ()
         self._fail_at = frozenset(numbers)
-        self._fresh = partial(CachingAllocator, capacity)
+        self._fresh = partial(SimulatedAllocator, capacity)
         self._ledger = _Ledger(self._fresh(), self._fail_at)
         self._mode = _ChargeMode(self._ledger)
 
@@ -68,7 +68,7 @@ class VirtualDevice:
         self._mode.__exit__(*error)
 
     @property
-    def allocator(self) -> CachingAllocator:
+    def allocator(self) -> SimulatedAllocator:
         """The device's allocator, up to date."""
         self._ledger.process_frees()
         return self._ledger.allocator
@@ -111,7 +111,7 @@ class _Ledger:
     Addresses are reused, so `process_frees` comes before any lookup.
     """
 
-    def __init__(self, allocator: CachingAllocator, fail_at: frozenset[int]) -> None:
+    def __init__(self, allocator: SimulatedAllocator, fail_at: frozenset[int]) -> None:
         self.allocator = allocator
         self.requests = self.live_bytes = self.peak_live_bytes = 0
         self._fail_at = fail_at

@@ -22,7 +22,7 @@ from padded_tiles import padded_tiles
 
 import lowtide
 from lowtide.core.heap import tune_heap
-from lowtide.memory.meter import HostMeter, open_meter
+from lowtide.memory.meter import HostMemoryMeter, open_meter
 from lowtide.memory.process_memory import status_bytes
 from lowtide.streaming.planner.program_cache import preload_capture
 
@@ -58,7 +58,7 @@ def main() -> None:
         preload_capture()
     extra: dict[str, object] = {}
     high_water = None
-    meter = HostMeter(0.005) if device == "cpu" else open_meter(device)
+    meter = HostMemoryMeter(0.005) if device == "cpu" else open_meter(device)
     meter.start()
     wall, cpu = time.perf_counter(), time.process_time()
     if kind == "tile_loop":

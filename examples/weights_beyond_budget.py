@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import lowtide
 from lowtide.core.units import format_bytes
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 
 # The prompt is embedded already: no text encoder is needed.
 NO_TEXT = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
@@ -46,7 +46,7 @@ def save_pipeline(folder: Path) -> None:
 
 def run(how: str, folder: Path) -> None:
     """Save the image, and print the most memory that was resident."""
-    meter = HostMeter()
+    meter = HostMemoryMeter()
     meter.start()
     pipe = FluxPipeline.from_pretrained(folder / "pipeline", **NO_TEXT)
     if how == "paged":

@@ -16,7 +16,7 @@ from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.images.build_network import build_network, network_weight_bytes
 from lowtide.jobs.images.prepare import load_model
 from lowtide.jobs.upscale.settings import UpscaleSettings
-from lowtide.models import describe, names
+from lowtide.models import bundled_names, describe_bundled
 from lowtide.streaming.probe.measure_costs import probe_costs
 
 TARGET = Path(__file__).parents[1] / "src/lowtide/memory/data/bundled_costs.json"
@@ -26,7 +26,7 @@ LOCAL = {"sha256", "device", "precision", "threads", "clock_ratio", "points", "c
 
 def measured(name: str) -> dict[str, Any]:
     """Return the costs of a bundled model in fp32 on the CPU that hold on any machine."""
-    kind = UpscaleSettings if describe(name).noise is None else DenoiseSettings
+    kind = UpscaleSettings if describe_bundled(name).noise is None else DenoiseSettings
     model = load_model(kind.of(model=name))
     facts, network = model.descriptor, build_network(model, "cpu", "fp32")
     costs, complete = probe_costs(
@@ -57,7 +57,7 @@ if __name__ == "__main__":
     shipped = json.loads(TARGET.read_text()) if TARGET.exists() else {}
     found = {
         sha256: larger(measured(name), shipped.get(sha256))
-        for name in names()
-        if (sha256 := describe(name).sha256)
+        for name in bundled_names()
+        if (sha256 := describe_bundled(name).sha256)
     }
     TARGET.write_text(json.dumps(found, indent=1) + "\n")

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 
 from lowtide.attention.halo import kernels
 from lowtide.attention.halo.launch import SHARED_MEMORY, choose_tiles, constants, descriptor_block
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.window_grid import WindowGeometry
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Name of each kernel's tile in `KernelTiles`.
@@ -41,7 +41,7 @@ def compile_halo_kernel(
     name: str,
     capability: tuple[int, int],
     dtype: str,
-    windows: Windows,
+    windows: WindowGeometry,
     head_dim: int,
 ) -> dict[str, Any]:
     """Compile one kernel for a GPU, and return the shared memory it takes.
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=32)
     parser.add_argument("--shared", type=int, default=8)
     options = parser.parse_args()
-    windows = Windows(options.window, options.shared)
+    windows = WindowGeometry(options.window, options.shared)
     for capability, dtype, head, name in itertools.product(
         options.capability, options.type, options.head, options.kernel
     ):

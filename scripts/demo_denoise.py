@@ -14,7 +14,7 @@ import numpy as np
 import pyvips
 from training_photographs import photograph
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 
 SIGMA = 25
 
@@ -24,7 +24,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     clean = photograph("coffee")
-    noise = SIGMA * philox(0, 0, 0, 0).standard_normal(clean.shape)
+    noise = SIGMA * philox_generator(0, 0, 0, 0).standard_normal(clean.shape)
     noisy = np.rint((clean + noise).clip(0, 255)).astype(np.uint8)
     for name, image in (("clean", clean), ("noisy", noisy)):
         pyvips.Image.new_from_array(image).pngsave(str(folder / f"{name}.png"))

@@ -17,7 +17,7 @@ import pyvips
 from training_photographs import PHOTOS, TUNING, bicubic, photograph, scaled, shrink, write
 
 import lowtide
-from lowtide.cli.train import ProgressLines
+from lowtide.cli.train import TrainProgressPrinter
 from lowtide.jobs.upscale.train import TrainReport, train_sr
 from lowtide.models.resample import resize_cubic
 from lowtide.training.tasks.sr_config import SrConfig
@@ -85,7 +85,9 @@ def draw_before_after(report: TrainReport) -> Path:
 def main() -> None:
     """Write the photographs, train, draw, and say where everything is."""
     write_photographs()
-    report = train_sr(SrConfig.from_file(CONFIG), FOLDER, on_plan=print, on_step=ProgressLines())
+    report = train_sr(
+        SrConfig.from_file(CONFIG), FOLDER, on_plan=print, on_step=TrainProgressPrinter()
+    )
     print(
         f"PSNR-Y {report.scores['psnr']:.2f} dB on held-out photographs, cubic"
         f" {cubic_score():.2f} dB; {report.parameters:,} parameters"

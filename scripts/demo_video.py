@@ -17,7 +17,7 @@ import numpy as np
 import pyvips
 
 from lowtide.media.video.color import rgb_rows
-from lowtide.media.video.picture_format import format_of, planes_of
+from lowtide.media.video.picture_format import frame_planes, picture_format_of
 
 PHOTO = Path(__file__).parent.parent / "examples" / "coffee.jpg"
 WIDTH, HEIGHT, FRAMES, RATE = 240, 160, 48, 24
@@ -68,8 +68,8 @@ def draw(before: Path, after: Path, picture: Path) -> None:
 def _frame(path: Path, index: int) -> pyvips.Image:
     with av.open(str(path)) as container:
         frame = next(islice(container.decode(video=0), index, None))
-        format = format_of(frame)
-        rgb = rgb_rows(planes_of(frame, format), format, 0, format.height)
+        format = picture_format_of(frame)
+        rgb = rgb_rows(frame_planes(frame, format), format, 0, format.height)
     return pyvips.Image.new_from_array(np.rint(rgb.clip(0, 1) * 255).astype(np.uint8))
 
 

@@ -22,9 +22,9 @@ from denoiser_recipe import (
 from torch import Tensor
 from training_photographs import PHOTOS, SHRINK, TUNING, listed, photograph
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.denoiser.denoiser import Denoiser
-from lowtide.models.loaded_model import pad
+from lowtide.models.loaded_model import pad_to_rule
 
 SCORED = (10, 15, 25, 50)
 
@@ -42,7 +42,7 @@ def scores(denoiser: Denoiser) -> list[tuple[str, int, float, float]]:
         if (clean == clean[..., :1]).all():
             clean = clean[..., :1]
         for sigma in SCORED:
-            noise = philox(SEED, 1, sigma, 0).standard_normal(clean.shape)
+            noise = philox_generator(SEED, 1, sigma, 0).standard_normal(clean.shape)
             noisy = clean + noise * sigma / 255
             image = torch.from_numpy(np.float32(noisy)).permute(2, 0, 1)[None].expand(-1, 3, -1, -1)
             denoiser.set_level(sigma / 255, (0.0,))
@@ -54,7 +54,7 @@ def scores(denoiser: Denoiser) -> list[tuple[str, int, float, float]]:
 def run(denoiser: Denoiser, image: Tensor) -> np.ndarray:
     """Denoise (1, 3, H, W), and return (H, W, 3) in 0..1."""
     height, width = image.shape[2:]
-    made = denoiser(pad(image, CONFIG.size))[0, :, :height, :width].clamp(0, 1)
+    made = denoiser(pad_to_rule(image, CONFIG.size))[0, :, :height, :width].clamp(0, 1)
     return made.permute(1, 2, 0).numpy()
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from training_photographs import PHOTOS, SHRINK, photograph, scaled
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.noise_models import MID_GRAY, PoissonGaussianNoise
 
@@ -44,7 +44,7 @@ class Samples:
 
         And the shares of shot noise (B, 1).
         """
-        draw = philox(SEED, 0, step, 0)
+        draw = philox_generator(SEED, 0, step, 0)
         flat = FLAT if step >= FLAT_FROM else 0.0
         made = [self._sample(draw, flat) for _ in range(BATCH)]
         clean, noisy = (torch.from_numpy(np.stack([one[at] for one in made])) for at in (0, 1))

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from lowtide.core.cpuinfo import cpu_name
-from lowtide.models import load, names
+from lowtide.models import bundled_names, load
 from lowtide.models.denoiser.denoiser import denoisers_in
 
 TARGET = Path(__file__).parents[1] / "src/lowtide/models/weights/speed.json"
@@ -25,7 +25,7 @@ SIDE, ROUNDS = 512, 5
 def main() -> None:
     """Measure all models, and write the file."""
     torch.set_num_threads(1)
-    models = {name: load(name) for name in names()}
+    models = {name: load(name) for name in bundled_names()}
     image = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     taken: dict[str, list[float]] = {name: [] for name in models}
     for model in models.values():

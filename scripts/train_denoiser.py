@@ -40,7 +40,7 @@ from train_bundled import training_parser, write_weights
 import lowtide.models
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.slim_unet import SlimUNet
-from lowtide.training.setup import MovingAverage
+from lowtide.training.setup import EMAModel
 
 LOG_EVERY = 100
 
@@ -78,7 +78,7 @@ def train(
     if state is not None:
         network.load_state_dict(state)
     network = network.to(memory_format=torch.channels_last)
-    average, samples, log = MovingAverage(network), Samples(), []
+    average, samples, log = EMAModel(network), Samples(), []
     optimizer = torch.optim.AdamW(
         network.parameters(), RATE, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY
     )

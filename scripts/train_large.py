@@ -39,7 +39,7 @@ from training_photographs import (
 )
 
 import lowtide.models
-from lowtide.cli.train import ProgressLines
+from lowtide.cli.train import TrainProgressPrinter
 from lowtide.jobs.upscale.train import TrainReport, train_sr
 from lowtide.models.paragonsr2.config import ParagonConvConfig
 from lowtide.training.tasks.sr_config import SrConfig
@@ -238,7 +238,7 @@ def main() -> None:
     write_pairs(folder, scale)
     trunk = options.output / f"{name_of(2)}.safetensors" if scale == 4 else None
     config = SrConfig.from_values(configuration(scale, folder, trunk))
-    report = train_sr(config, folder, on_plan=print, on_step=ProgressLines())
+    report = train_sr(config, folder, on_plan=print, on_step=TrainProgressPrinter())
     keep(scale, report, options.output)
 
 

@@ -27,7 +27,7 @@ from train_large import BATCH, SEED, configured
 from training_photographs import PHOTOS, SHRINK, TUNING, listed, photograph, scaled, shrink, write
 
 import lowtide.models
-from lowtide.cli.train import ProgressLines
+from lowtide.cli.train import TrainProgressPrinter
 from lowtide.core.metrics import psnr_y
 from lowtide.jobs.upscale.train import train_sr
 from lowtide.models.paragonsr2.config import ParagonConvConfig
@@ -210,7 +210,7 @@ def main() -> None:
     if not options.stage:
         write_data(folder, scale)
         config = SrConfig.from_values(configuration(scale, folder, options.steps, trunk))
-        train_sr(config, folder, on_plan=print, on_step=ProgressLines())
+        train_sr(config, folder, on_plan=print, on_step=TrainProgressPrinter())
     keep(scale, run, run / "models" / f"{name_of(scale)}_best.safetensors", options.output)
 
 

@@ -84,7 +84,7 @@ def on_amd(monkeypatch):
     from lowtide.attention.functional import resolve_cached
     from lowtide.attention.spec import LocalDevice
 
-    if chunked.OneDnn().missing_requirement(LocalDevice()) is not None:
+    if chunked.OneDnnBackend().missing_requirement(LocalDevice()) is not None:
         pytest.skip("PyTorch is built without oneDNN for x86")
     monkeypatch.setattr(chunked, "is_amd", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")

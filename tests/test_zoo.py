@@ -10,7 +10,7 @@ import torch
 
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.prediction.estimate import trace_step
-from lowtide.memory.prediction.result import RuntimeObjects
+from lowtide.memory.prediction.result import RuntimeObjectCounts
 
 # The benchmarks are scripts, not a package.
 zoo = importlib.import_module("zoo")
@@ -100,7 +100,7 @@ def entries(family, measured, predicted=100 * MIB):
             "upper_bytes": 2 * predicted,
             "method": "traced",
             "ledger": {},
-            "objects": dict.fromkeys(RuntimeObjects.model_fields, 0),
+            "objects": dict.fromkeys(RuntimeObjectCounts.model_fields, 0),
         }
         for at, value in enumerate(measured)
     ]

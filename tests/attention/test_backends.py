@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from lowtide.attention.backends import BACKENDS, Backend
-from lowtide.attention.backends.chunked import Chunked
+from lowtide.attention.backends import BACKENDS, AttentionBackend
+from lowtide.attention.backends.chunked import ChunkedBackend
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
 from lowtide.memory.live_peak import live_peak_bytes
@@ -149,7 +149,7 @@ def test_inputs_are_left_as_they_were(name):
 def test_blocks_of_scores_bound_what_chunked_holds(shape):
     batch, heads, queries, keys = shape
     scores = 1 << 14
-    backend, spec = Chunked(scores), AttentionSpec()
+    backend, spec = ChunkedBackend(scores), AttentionSpec()
     query = torch.randn(batch, heads, queries, 16)
     key, value = (torch.randn(batch, heads, keys, 16) for _ in range(2))
     call = describe_call((query, key, value), None, spec)
@@ -166,7 +166,7 @@ def test_reference_memory_is_as_predicted():
     tensors = [torch.randn(1, 2, 300, 16) for _ in range(3)]
     call = describe_call(tuple(tensors), None, AttentionSpec())
     for name in ("reference", "sdpa-math"):
-        backend: Backend = BACKENDS[name]
+        backend: AttentionBackend = BACKENDS[name]
         with torch.no_grad():
             peak = live_peak_bytes(lambda run=backend.run: run(*tensors, None, AttentionSpec()))
         predicted = backend.workspace_bytes(LocalDevice(), call)

@@ -14,7 +14,7 @@ from lowtide.attention import cpu_ops
 @pytest.mark.parametrize("shape", [(5, 1001), (1, 4096), (5005,), (3,), (), (0, 4)])
 @pytest.mark.parametrize("channels", [24, 240, 340])
 @pytest.mark.parametrize("made", [7, 300])
-@pytest.mark.parametrize("product", [cpu_ops.linear, cpu_ops.onednn_linear_any_layout])
+@pytest.mark.parametrize("product", [cpu_ops.cpu_linear, cpu_ops.onednn_linear_any_layout])
 def test_it_gives_what_pytorch_gives(monkeypatch, product, shape, channels, made, bias):
     monkeypatch.setattr(cpu_ops, "_BLOCK_BYTES", 64 * 4 * made)
     torch.manual_seed(0)
@@ -41,7 +41,7 @@ class OwnWeight(TwoTensor):
 def test_weights_of_other_kinds_are_left_to_pytorch(channels):
     weight = torch.randn(70, channels)
     x, own = torch.randn(30_000, channels), OwnWeight(weight, weight)
-    found = cpu_ops.linear(x, own)
+    found = cpu_ops.cpu_linear(x, own)
     assert torch.equal(found.a, F.linear(x, weight))
 
 
@@ -62,14 +62,16 @@ def test_sums_round_little_more_than_those_of_pytorch(channels):
     x, weight, bias = torch.randn(4099, channels), torch.randn(90, channels), torch.randn(90)
     found = F.linear(x, weight, bias)
     exact = F.linear(x.double(), weight.double(), bias.double())
-    ours = cpu_ops.linear(x, weight, bias)
+    ours = cpu_ops.cpu_linear(x, weight, bias)
     assert (ours - exact).square().mean() <= 1.5**2 * (found - exact).square().mean()
 
 
 @pytest.mark.parametrize("channels", [24, 240, 340])
 def test_tokens_may_lie_in_another_order(channels):
     x, weight = torch.randn(channels, 70, 60).permute(2, 1, 0), torch.randn(300, channels)
-    torch.testing.assert_close(cpu_ops.linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(
+        cpu_ops.cpu_linear(x, weight), F.linear(x, weight), rtol=1e-5, atol=2e-5
+    )
 
 
 def test_tokens_are_computed_in_blocks(monkeypatch):
@@ -80,7 +82,7 @@ def test_tokens_are_computed_in_blocks(monkeypatch):
         return plain(bias, given, *rest, **more)
 
     monkeypatch.setattr(torch, "addmm", noted)
-    cpu_ops.linear(torch.randn(10_000, 340), torch.randn(512, 340), torch.randn(512))
+    cpu_ops.cpu_linear(torch.randn(10_000, 340), torch.randn(512, 340), torch.randn(512))
     assert max(seen) * 512 * 4 <= 1 << 20
     assert sum(seen) == 10_000
 
@@ -88,10 +90,10 @@ def test_tokens_are_computed_in_blocks(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_types_are_left_to_pytorch(dtype):
     x, weight, bias = (torch.randn(*s).to(dtype) for s in ((9000, 24), (300, 24), (300,)))
-    assert torch.equal(cpu_ops.linear(x, weight, bias), F.linear(x, weight, bias))
+    assert torch.equal(cpu_ops.cpu_linear(x, weight, bias), F.linear(x, weight, bias))
 
 
 def test_it_has_gradients():
     x, weight = torch.randn(9000, 24, requires_grad=True), torch.randn(300, 24)
-    cpu_ops.linear(x, weight).sum().backward()
+    cpu_ops.cpu_linear(x, weight).sum().backward()
     torch.testing.assert_close(x.grad, weight.sum(0).expand_as(x))

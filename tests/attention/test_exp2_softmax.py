@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from lowtide.attention.backends.chunked import OneDnn
+from lowtide.attention.backends.chunked import OneDnnBackend
 from lowtide.attention.cpu_ops import LOG2_E, exp2_softmax_matmul, supports_exp2_softmax
 from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec, LocalDevice
@@ -63,7 +63,7 @@ def test_a_query_does_not_depend_on_others():
 
 @pytest.mark.parametrize("size", [1.0, 40.0])
 def test_attention_with_large_scores(size):
-    if OneDnn().missing_requirement(LocalDevice()) is not None:
+    if OneDnnBackend().missing_requirement(LocalDevice()) is not None:
         pytest.skip("PyTorch is built without oneDNN for x86")
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, 65, 16) * size for _ in range(3))

@@ -31,8 +31,8 @@ from lowtide.attention.halo.launch import (
     unmasked_keys,
     unmasked_windows,
 )
-from lowtide.attention.spatial import LocalWindowAttention, Windows
-from lowtide.attention.spatial.position import Position, TableBias
+from lowtide.attention.spatial import LocalWindowAttention, WindowGeometry
+from lowtide.attention.spatial.position import PositionEncoding, RelativePositionBias
 from lowtide.attention.spatial.window_grid import windows_along
 from lowtide.attention.spec import LocalDevice
 from support.spatial_reference import local_attention
@@ -48,7 +48,7 @@ def drawn(seed):
     size = draw.choice([8, 12, 16])
     shared = draw.choice([0, 2, 4, 8 if size == 16 else 4])
     step = size - shared
-    windows = Windows(
+    windows = WindowGeometry(
         size,
         shared,
         "halo",
@@ -71,9 +71,9 @@ def drawn(seed):
 
 
 def reference(windows, whole, table):
-    position = Position()
+    position = PositionEncoding()
     if table is not None:
-        position = TableBias(len(table), windows.max_distance)
+        position = RelativePositionBias(len(table), windows.max_distance)
         del position.table
         position.table = table
     tensors = whole.chunk(3, -1)
@@ -123,16 +123,16 @@ def test_half_precision():
 
 def test_bf16_is_refused_where_triton_interprets_it_wrongly(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert "no bf16" in unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, Windows())
+    assert "no bf16" in unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, WindowGeometry())
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, Windows()) is None
+    assert unsupported_reason((1, 9, 9, 1, 16), torch.bfloat16, WindowGeometry()) is None
 
 
 @pytest.mark.grid(2)
 @pytest.mark.parametrize("tile", [KernelTile(64, 16), KernelTile(16, 64)], ids=str)
 def test_tiles_that_do_not_divide_the_window(tile):
     torch.manual_seed(0)
-    windows = Windows(16, 6, phase=(3, 7))  # steps of 10
+    windows = WindowGeometry(16, 6, phase=(3, 7))  # steps of 10
     table = torch.randn(
         1, 2 * windows.max_distance + 1, 2 * windows.max_distance + 1, device=DEVICE
     )
@@ -175,16 +175,21 @@ def test_the_module_gives_the_same_by_either_way(boundary, position):
 
 
 def test_unsupported_calls_are_refused_by_name():
-    usual, shape = Windows(), (1, 99, 99, 2, 32)
+    usual, shape = WindowGeometry(), (1, 99, 99, 2, 32)
     assert (
         unsupported_reason(shape, torch.float32, usual, needs_grad=True, learned_bias=True) is None
     )
     for windows, dtype, options, said in (
-        (Windows(form="blended"), torch.float32, {}, "blended"),
+        (WindowGeometry(form="blended"), torch.float32, {}, "blended"),
         (usual, torch.float64, {}, "the dtype is float64"),
-        (Windows(boundary="reflect"), torch.float32, dict(needs_grad=True), "reflected keys"),
         (
-            Windows(boundary="shift"),
+            WindowGeometry(boundary="reflect"),
+            torch.float32,
+            dict(needs_grad=True),
+            "reflected keys",
+        ),
+        (
+            WindowGeometry(boundary="shift"),
             torch.float32,
             dict(needs_grad=True, learned_bias=True),
             "not supported with boundary='shift'",
@@ -225,8 +230,13 @@ def test_unmasked_windows_and_tiles_are_inside_the_image(seed):
     shared = draw.choice([0, 4, 8] if size > 8 else [0, 4])
     boundary = draw.choice(["mask", "shift", "zero", "reflect"])
     phase, length = draw.randrange(size - shared), draw.randint(1, 150)
-    windows, tile = Windows(size, shared, boundary=boundary, phase=(phase, 0)), KernelTile(64, 64)
-    found = windows_along(Windows(size, shared, boundary="zero", phase=(phase, 0)), length, phase)
+    windows, tile = (
+        WindowGeometry(size, shared, boundary=boundary, phase=(phase, 0)),
+        KernelTile(64, 64),
+    )
+    found = windows_along(
+        WindowGeometry(size, shared, boundary="zero", phase=(phase, 0)), length, phase
+    )
     whole = [one.first_key >= 0 and one.first_key + one.keys <= length for one in found]
     if boundary == "shift":
         whole = [length >= size] * len(found)
@@ -258,11 +268,12 @@ def test_tiles_follow_the_shared_memory():
         (16, 32, 53, 64, 128),
     )
     for limit, dtype, dim in kinds:
-        tiles = choose_tiles(Windows(), dim, dtype, limit)
+        tiles = choose_tiles(WindowGeometry(), dim, dtype, limit)
         for tile in (tiles.forward, tiles.query, tiles.key, tiles.bias):
             assert min(tile.queries, tile.keys) >= 16
     small, large = (
-        choose_tiles(Windows(), 128, torch.float32, SHARED_MEMORY[gpu]) for gpu in ((8, 6), (9, 0))
+        choose_tiles(WindowGeometry(), 128, torch.float32, SHARED_MEMORY[gpu])
+        for gpu in ((8, 6), (9, 0))
     )
     assert small.forward.keys < large.forward.keys
     assert [padded_dim(dim) for dim in (1, 16, 17, 53, 64, 128)] == [16, 16, 32, 64, 64, 128]

@@ -9,7 +9,7 @@ import torch
 from lowtide import UsageError
 from lowtide.attention import cpu_ops
 from lowtide.attention.backends import BACKENDS
-from lowtide.attention.spatial import LocalWindowAttention, Windows
+from lowtide.attention.spatial import LocalWindowAttention, WindowGeometry
 from lowtide.attention.spatial import image_layout as image_module
 from lowtide.attention.spatial.window_grid import blend_shares, windows_along
 from lowtide.attention.spec import LocalDevice
@@ -185,7 +185,7 @@ def check_coverage(windows, phase, length):
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_every_pixel_of_every_size_is_computed(form, boundary):
     for length in range(1, 2049):
-        check_coverage(Windows(32, 8, form, boundary), 0, length)
+        check_coverage(WindowGeometry(32, 8, form, boundary), 0, length)
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_every_pixel_is_computed_with_every_phase(form, boundary):
     for size, shared in ((16, 0), (12, 4), (32, 16)):
         for phase in range(size - shared):
             for length in range(1, 200):
-                check_coverage(Windows(size, shared, form, boundary), phase, length)
+                check_coverage(WindowGeometry(size, shared, form, boundary), phase, length)
 
 
 @pytest.mark.grid(9)

@@ -14,7 +14,7 @@ from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.tracing.steps import InferenceStep
 
-BACKEND, HERE = chunked.OneDnn(), LocalDevice()
+BACKEND, HERE = chunked.OneDnnBackend(), LocalDevice()
 pytestmark = pytest.mark.skipif(
     BACKEND.missing_requirement(HERE) is not None, reason="PyTorch is built without oneDNN for x86"
 )

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from lowtide.attention.spatial.position import DecomposedBias, TableBias
+from lowtide.attention.spatial.position import FactorizedRelativePositionBias, RelativePositionBias
 
 FARTHEST = 9
 # Along an axis: the first key's distance from the first query, the queries, the keys.
@@ -38,7 +38,7 @@ def one_by_one(position, down, right):
 
 
 @pytest.mark.grid(7)
-@pytest.mark.parametrize("kind", [TableBias, DecomposedBias])
+@pytest.mark.parametrize("kind", [RelativePositionBias, FactorizedRelativePositionBias])
 @pytest.mark.parametrize("down", SHAPES)
 @pytest.mark.parametrize("right", SHAPES)
 def test_every_pair_has_the_number_of_its_distance(kind, down, right):

@@ -7,10 +7,10 @@ import torch
 
 from lowtide import UsageError
 from lowtide.attention import backends, verify
-from lowtide.attention.backends.backend import Reference
-from lowtide.attention.backends.chunked import Chunked
+from lowtide.attention.backends.backend import ReferenceBackend
+from lowtide.attention.backends.chunked import ChunkedBackend
 from lowtide.attention.dispatch import resolve
-from lowtide.attention.functional import attention, describe, explain
+from lowtide.attention.functional import attention, describe_tensors, explain
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
 
 CALL = AttentionCall(
@@ -103,7 +103,7 @@ def test_a_missing_package_is_named_with_its_command(name):
     assert caught.value.hint.endswith(("pip install '.[flash]'", "pip install '.[sage]'"))
 
 
-class Wrong(Reference):
+class Wrong(ReferenceBackend):
     """Forgets the mask, as wrappers do."""
 
     name = "wrong"
@@ -113,7 +113,7 @@ class Wrong(Reference):
         return super().run(query, key, value, None, spec)
 
 
-class WrongBackward(Chunked):
+class WrongBackward(ChunkedBackend):
     """Right forward, and gradients of the key twice as large."""
 
     name = "wrong"
@@ -173,16 +173,16 @@ def test_a_learned_bias_and_five_dimensions_stay_on_the_fused_kernel():
     """PyTorch's own call takes plain operators for both, without a word."""
     bias = torch.nn.Parameter(torch.randn(2, 20, 20))
     with torch.no_grad():
-        assert resolve(describe(*qkv(), bias, AttentionSpec())).backend == "sdpa-flash"
+        assert resolve(describe_tensors(*qkv(), bias, AttentionSpec())).backend == "sdpa-flash"
     windows = qkv(3, 5, 2, 20, 8)
-    assert resolve(describe(*windows, None, AttentionSpec())).backend == "sdpa-flash"
+    assert resolve(describe_tensors(*windows, None, AttentionSpec())).backend == "sdpa-flash"
     with torch.profiler.profile() as profiled, torch.no_grad():
         attention(*windows, bias)
     names = {event.name for event in profiled.events()}
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
     assert "aten::_scaled_dot_product_attention_math" not in names
     # Where it is trained, memory stays bounded too, with its gradient.
-    assert resolve(describe(*qkv(), bias, AttentionSpec())).backend == "chunked"
+    assert resolve(describe_tensors(*qkv(), bias, AttentionSpec())).backend == "chunked"
 
 
 def test_many_heads_are_split_into_launches():
@@ -200,7 +200,7 @@ def test_a_call_in_parts_is_the_call(shape, mask):
     batch, heads = (size if size == 1 else whole for size, whole in zip(mask, shape, strict=False))
     bias = torch.randn(batch, heads, 20, 20)
     tensors = qkv(*shape)
-    whole = resolve(describe(*tensors, bias, AttentionSpec()))
+    whole = resolve(describe_tensors(*tensors, bias, AttentionSpec()))
     for most in (1, 3, 4, 7):
         parts = dataclasses.replace(whole, max_heads=most)
         found = attention(*tensors, bias, resolution=parts)

@@ -309,7 +309,7 @@ def test_control_c_in_this_process(lowtide, source, tmp_path, out, monkeypatch):
         if moment.done:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(progress_bar.ProgressLine, "__call__", interrupt)
+    monkeypatch.setattr(progress_bar.JobProgressPrinter, "__call__", interrupt)
     complaint(
         lowtide("upscale", source, "-o", out), 130, "interrupted", "run the same command again"
     )

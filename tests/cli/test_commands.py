@@ -217,11 +217,15 @@ def test_models_say_what_they_are_for_and_how_fast_they_are(lowtide):
 
 
 def test_models_describes_a_file(lowtide, tmp_path):
-    from lowtide.models.bundled import find
+    from lowtide.models.bundled import find_bundled
 
-    (tmp_path / "mine.safetensors").write_bytes(find("lowtide-x4").path.read_bytes())
+    (tmp_path / "mine.safetensors").write_bytes(find_bundled("lowtide-x4").path.read_bytes())
     row = lowtide("models", tmp_path / "mine.safetensors", "--json").json["models"][0]
-    assert (row["name"], row["scale"], row["sha256"]) == ("mine", 4, find("lowtide-x4").sha256)
+    assert (row["name"], row["scale"], row["sha256"]) == (
+        "mine",
+        4,
+        find_bundled("lowtide-x4").sha256,
+    )
 
 
 def test_doctor(lowtide, private_cache):

@@ -12,7 +12,7 @@ import pytest
 from lowtide import OutputError, UsageError
 from lowtide.core.atomic_file import (
     PART_PATTERN,
-    append,
+    append_synced,
     atomic_output,
     atomic_write,
     create_new_file,
@@ -221,7 +221,7 @@ def test_lines_are_appended(tmp_path):
     path = tmp_path / "log"
     for line in ("one\n", "two\n"):
         descriptor = open_for_append(path)
-        append(descriptor, line)
+        append_synced(descriptor, line)
         os.close(descriptor)
     assert path.read_text() == "one\ntwo\n"
 
@@ -239,7 +239,7 @@ def test_only_a_file_is_appended_to(tmp_path):
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "second").hardlink_to(tmp_path / "theirs")
     descriptor = open_for_append(tmp_path / "second")
-    append(descriptor, "ours\n")
+    append_synced(descriptor, "ours\n")
     os.close(descriptor)
     assert (tmp_path / "second").read_text() == "theirs\nours\n"
     assert (tmp_path / "theirs").read_text() == "theirs\n"
@@ -248,12 +248,12 @@ def test_only_a_file_is_appended_to(tmp_path):
 APPENDED = """
 import os, resource, sys
 from pathlib import Path
-from lowtide.core.atomic_file import append, open_for_append
+from lowtide.core.atomic_file import append_synced, open_for_append
 descriptor = open_for_append(Path(sys.argv[1]))
-append(descriptor, "whole\\n")
+append_synced(descriptor, "whole\\n")
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    append(descriptor, "x" * 5000)
+    append_synced(descriptor, "x" * 5000)
 except OSError as error:
     print(error.errno)
 """

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lowtide import Cancelled
-from lowtide.core.progress import Progress, check_cancel
+from lowtide.core.progress import Progress, raise_if_cancelled
 
 
 def test_the_remaining_time_follows_the_speed():
@@ -17,8 +17,8 @@ def test_the_remaining_time_follows_the_speed():
 def test_events_and_callables_cancel():
     event = threading.Event()
     for cancel in (None, event, lambda: False):
-        check_cancel(cancel)
+        raise_if_cancelled(cancel)
     event.set()
     for cancel in (event, lambda: True):
         with pytest.raises(Cancelled):
-            check_cancel(cancel)
+            raise_if_cancelled(cancel)

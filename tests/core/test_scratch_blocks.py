@@ -9,7 +9,7 @@ import pytest
 
 from lowtide import OutputError
 from lowtide.core import scratch
-from lowtide.core.scratch import BLOCK_BYTES, ScratchBlocks, ScratchSpace
+from lowtide.core.scratch import BLOCK_BYTES, ScratchBlockPool, ScratchSpace
 
 
 def filled(blocks, number, value, size=100):
@@ -24,7 +24,7 @@ def read(blocks, number, size=100):
 
 
 def test_blocks_do_not_share_bytes(tmp_path):
-    blocks = ScratchBlocks(tmp_path)
+    blocks = ScratchBlockPool(tmp_path)
     taken = [filled(blocks, blocks.allocate(), value) for value in range(5)]
     assert len(set(taken)) == 5
     assert [read(blocks, one) for one in taken] == [bytearray([value] * 100) for value in range(5)]
@@ -32,7 +32,7 @@ def test_blocks_do_not_share_bytes(tmp_path):
 
 
 def test_freed_blocks_are_reused_before_the_file_grows():
-    blocks = ScratchBlocks()
+    blocks = ScratchBlockPool()
     taken = [blocks.allocate() for _ in range(4)]
     blocks.free(taken[1:3])
     assert sorted(blocks.allocate() for _ in range(2)) == taken[1:3]
@@ -41,7 +41,7 @@ def test_freed_blocks_are_reused_before_the_file_grows():
 
 def test_only_so_much_stays_of_a_file_that_nobody_uses(monkeypatch):
     monkeypatch.setattr(scratch, "_MAX_KEPT_BYTES", 2 * BLOCK_BYTES)
-    blocks = ScratchBlocks()
+    blocks = ScratchBlockPool()
     taken = [filled(blocks, blocks.allocate(), 1) for _ in range(4)]
     blocks.free(taken[:3])
     assert size_of(blocks) > 3 * BLOCK_BYTES
@@ -57,7 +57,7 @@ def size_of(blocks):
 
 
 def test_threads_have_blocks_of_their_own():
-    blocks = ScratchBlocks()
+    blocks = ScratchBlockPool()
 
     def use(value):
         for _ in range(50):

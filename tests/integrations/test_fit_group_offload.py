@@ -10,7 +10,7 @@ import lowtide
 from lowtide import UsageError
 from lowtide.core.heap import set_heap_mode, tune_heap
 from lowtide.core.units import MIB
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 from support.tiny_pipelines import NO_TEXT, flux, images, kl, text_to_image
 
 BUDGET = 88 * MIB
@@ -67,7 +67,7 @@ def run_within_budget(folder, call):
 
 def metered(call):
     """The result of a call, and what memory it took beside what was there before."""
-    meter = HostMeter()
+    meter = HostMemoryMeter()
     meter.start()
     result = call()
     usage = meter.lap()

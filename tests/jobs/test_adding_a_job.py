@@ -8,7 +8,7 @@ import typer
 
 from lowtide import BatchError, UsageError
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from support import series_job
 
 
@@ -49,7 +49,7 @@ def test_its_command_has_an_option_for_each_setting(folder, tmp_path, capsys):
     app, given = typer.Typer(), {}
 
     @app.command()
-    @handle_errors
+    @report_errors
     @with_settings(series_job.AverageSettings)
     def average(inputs: list[str], output: str, **settings):
         given.update(settings)

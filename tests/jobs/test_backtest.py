@@ -15,7 +15,7 @@ pd = pytest.importorskip("pandas")
 
 import lowtide  # noqa: E402
 from lowtide.cli.main import app  # noqa: E402
-from lowtide.jobs.forecast.scores import Scores  # noqa: E402
+from lowtide.jobs.forecast.scores import ForecastScoreSums  # noqa: E402
 
 LEVELS = np.arange(1, 10) / 10
 
@@ -98,7 +98,7 @@ def test_scores_are_those_of_scoringrules_at_any_level():
     truth = level + draw.normal(size=(5, 48, 2)) * deviation
     samples = level + draw.normal(size=(5, 31, 48, 2)) * deviation
     truth[2, 5, 1] = np.nan
-    scores = Scores(deviation)
+    scores = ForecastScoreSums(deviation)
     for part in (slice(0, 2), slice(2, 5)):
         scores.add_samples(truth[part], samples[part])
         scores.add_joint(truth[part], samples[part])
@@ -126,7 +126,7 @@ def test_scores_are_those_of_scoringrules_at_any_level():
 def test_too_narrow_bands_are_seen():
     draw = np.random.default_rng(0)
     truth, samples = draw.normal(size=(50, 4, 1)), 0.3 * draw.normal(size=(50, 40, 4, 1))
-    scores = Scores(np.ones(1))
+    scores = ForecastScoreSums(np.ones(1))
     scores.add_samples(truth, samples)
     assert scores.means()["coverage90"] < 0.5
     assert scores.pit()[0] + scores.pit()[-1] > 0.5

@@ -10,7 +10,7 @@ from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.images.chosen_noise import choose_noise, estimate_poisson_gaussian
 from lowtide.models.denoiser.noise_models import PoissonGaussianNoise
 from lowtide.models.denoiser.noise_table import NoiseTable
-from lowtide.models.loaded_model import pad
+from lowtide.models.loaded_model import pad_to_rule
 from support.denoiser_files import denoiser_file
 
 A, B = 0.02, 0.03
@@ -79,7 +79,7 @@ def test_level_and_parameters_are_those_of_the_table(home, denoise):
         network = lowtide.load(home / f"{model}.safetensors")
         network.module.set_level(sigma, parameters)
         image = torch.from_numpy(np.float32(array / 255)).permute(2, 0, 1)[None]
-        wanted = network.module(pad(image, network.descriptor.size))[0, :, :41, :59]
+        wanted = network.module(pad_to_rule(image, network.descriptor.size))[0, :, :41, :59]
         wanted = np.rint(wanted.permute(1, 2, 0).clamp(0, 1).numpy() * 255)
         assert np.abs(made.astype(int) - wanted).max() <= 1
 

@@ -9,7 +9,7 @@ import torch
 import lowtide
 from lowtide import UsageError
 from lowtide.jobs.denoise.settings import DenoiseSettings
-from lowtide.models.loaded_model import pad
+from lowtide.models.loaded_model import pad_to_rule
 from support.image_folders import files_of, statuses
 
 SIGMA = 25
@@ -33,7 +33,7 @@ def by_the_model(weights, array, sigma=SIGMA):
     model, peak = lowtide.load(weights), np.iinfo(array.dtype).max
     model.module.set_level(sigma / 255)
     color = torch.from_numpy(np.float32(array / peak)).permute(2, 0, 1)[None]
-    padded = pad(color.expand(-1, 3, -1, -1), model.descriptor.size)
+    padded = pad_to_rule(color.expand(-1, 3, -1, -1), model.descriptor.size)
     result = model.module(padded)[0, :, : array.shape[0], : array.shape[1]].permute(1, 2, 0)
     result = result.mean(2, keepdim=True) if array.shape[2] == 1 else result
     return np.rint(result.clamp(0, 1).numpy() * peak).astype(array.dtype)

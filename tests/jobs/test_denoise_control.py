@@ -7,7 +7,7 @@ import pytest
 
 import lowtide
 from lowtide import UsageError
-from lowtide.jobs.denoise.parts import Blend
+from lowtide.jobs.denoise.parts import BlendSettings
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from support.image_folders import statuses
 
@@ -69,7 +69,7 @@ def test_brightness_stays_where_colors_are_at_their_limits():
     """Instead of a clipped color one that is paler."""
     before = np.array([[[255, 255, 250], [0, 0, 0], [200, 100, 250]]], np.uint8)
     after = np.array([[[255, 180, 0], [90, 0, 0], [255, 0, 255]]], np.uint8)
-    made = Blend(chroma_only=True, white=255).rows(before, after)
+    made = BlendSettings(chroma_only=True, white=255).rows(before, after)
     assert abs((made - before.astype(float)) @ LUMA).max() <= 0.5
     assert (made[0, 2] != before[0, 2]).any() and not made[0, 1].any()
 
@@ -77,7 +77,11 @@ def test_brightness_stays_where_colors_are_at_their_limits():
 def test_values_that_are_not_finite_stay():
     before = np.array([[[np.nan, 0.5, 0.2], [np.inf, 1, 1]]], np.float32)
     after = np.array([[[np.nan, 0.4, 0.4], [np.inf, 2, 2]]], np.float32)
-    for blend in (Blend(0.5), Blend(0.5, chroma_only=True), Blend(chroma_only=True)):
+    for blend in (
+        BlendSettings(0.5),
+        BlendSettings(0.5, chroma_only=True),
+        BlendSettings(chroma_only=True),
+    ):
         made = blend.rows(before, after, np.full((1, 2, 1), 0.5))
         assert np.array_equal(np.isfinite(made), np.isfinite(before))
 

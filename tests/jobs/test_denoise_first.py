@@ -9,7 +9,7 @@ import torch
 import lowtide
 from lowtide import UsageError
 from lowtide.jobs.upscale.settings import UpscaleSettings
-from lowtide.models.loaded_model import pad
+from lowtide.models.loaded_model import pad_to_rule
 
 DENOISER, UPSCALER = "lowtide-photo-denoise", "lowtide-x2"
 
@@ -38,7 +38,7 @@ def in_a_row(array, sigma):
     first.module.set_level(sigma / 255)
     image = torch.from_numpy(np.float32(array / 255)).permute(2, 0, 1)[None].expand(1, 3, -1, -1)
     with torch.inference_mode():
-        made = second.module(first.module(pad(image, first.descriptor.size)).clamp(0, 1))
+        made = second.module(first.module(pad_to_rule(image, first.descriptor.size)).clamp(0, 1))
     made = made[0, :, : 2 * array.shape[0], : 2 * array.shape[1]].clamp(0, 1)
     return made.permute(1, 2, 0).numpy() * 255
 

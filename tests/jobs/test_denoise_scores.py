@@ -9,7 +9,7 @@ import lowtide
 from lowtide import ImageError, UsageError
 from lowtide.core.metrics import psnr, ssim
 from lowtide.jobs.denoise import scores as denoise_scores
-from lowtide.jobs.denoise.comparisons import Comparisons, non_local_means
+from lowtide.jobs.denoise.comparisons import ReferenceFiles, non_local_means
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.media.discover import MediaKind
 from support.denoiser_files import denoiser_file
@@ -146,7 +146,7 @@ def test_what_cannot_be_compared_is_refused_before_the_run(denoise, noisy, clean
         denoise(source, "truth.png", reference=truth, force=True)
     tables = MediaKind("table", (".csv",), lambda suffix: None)
     with pytest.raises(UsageError, match="are for images, not for a table"):
-        Comparisons.find(tables, source, "x", DenoiseSettings.of(), truth, None, force=False)
+        ReferenceFiles.find(tables, source, "x", DenoiseSettings.of(), truth, None, force=False)
     with pytest.raises(UsageError, match="is no folder, and there are 2 inputs"):
         denoise([source, truth], "out", reference=small)
     with pytest.raises(UsageError, match="--comparison draws one file"):

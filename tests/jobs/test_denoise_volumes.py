@@ -9,7 +9,7 @@ import pytest
 
 import lowtide
 from lowtide import ImageError, InputError, LowtideError, UsageError
-from lowtide.jobs.denoise.volumes.levels import file_scale
+from lowtide.jobs.denoise.volumes.levels import brightest_maximum
 from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
@@ -94,7 +94,7 @@ def test_a_slice_is_what_the_network_makes_of_it(denoise, weights, tmp_path):
     """Scaled by the robust range, padded, and scaled back."""
     import torch
 
-    from lowtide.models.loaded_model import pad
+    from lowtide.models.loaded_model import pad_to_rule
 
     values = np.abs(noisy_series((21, 17, 2, 1))) + 1  # no zeros, which would be a mask
     path = nifti(tmp_path / "in.nii", values.astype(np.float32))
@@ -104,7 +104,7 @@ def test_a_slice_is_what_the_network_makes_of_it(denoise, weights, tmp_path):
     model.module.set_level(60 / one.span)
     for place in range(2):
         unit = torch.from_numpy((values[:, :, place, 0].T - one.low) / one.span).float()
-        padded = pad(unit.expand(1, 3, -1, -1), model.descriptor.size)
+        padded = pad_to_rule(unit.expand(1, 3, -1, -1), model.descriptor.size)
         made = model.module(padded)[0, :, :17, :21].mean(0).numpy() * one.span + one.low
         made = made.clip(0, values.max())
         np.testing.assert_allclose(result.get_fdata()[:, :, place, 0].T, made, atol=0.02)
@@ -127,7 +127,7 @@ def table(path: Path, std: float, model: str = "rician") -> Path:
 
 def test_a_table_gives_the_level_in_units_of_the_brightest_volume(denoise, tmp_path):
     path = nifti(tmp_path / "in.nii", noisy_series(std=100))
-    scale = file_scale(survey_ranges(inspect_volume(path)))
+    scale = brightest_maximum(survey_ranges(inspect_volume(path)))
     results = {}
     for model in ("rician", "gaussian"):
         noise = table(tmp_path / f"{model}.json", 100 / scale, model)

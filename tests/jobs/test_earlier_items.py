@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import lowtide
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.results import ResultRecorder
-from lowtide.media.discover import discover
+from lowtide.media.discover import discover_files
 from lowtide.memory.meter import open_meter
 from support import series_job
 
@@ -49,7 +49,7 @@ def run_leaky(tmp_path):
         folder.mkdir()
         for name in "abc":
             (folder / f"{name}.csv").write_text("1\n2\n6\n3\n")
-        found = discover([str(folder)], tmp_path / "out", kind=series_job.SERIES)
+        found = discover_files([str(folder)], tmp_path / "out", kind=series_job.SERIES)
         settings = series_job.AverageSettings.of(budget="1GiB")
         job = LeakyJob(settings, settings.parse_budget("cpu", tmp_path))
         job.kept, job.blocks = kept, []
@@ -58,7 +58,7 @@ def run_leaky(tmp_path):
         meter = open_meter("cpu")
         meter.start()
         try:
-            Pipeline(job, results, meter, count=3).run(results.due_items())
+            JobPipeline(job, results, meter, count=3).run(results.due_items())
         finally:
             meter.stop()
         return report.series

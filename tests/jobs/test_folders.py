@@ -11,7 +11,7 @@ import pytest
 
 import lowtide
 from lowtide import Cancelled, ImageError, ModelError, OutputError, UsageError
-from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.engine.journal import JOURNAL_NAME, JobJournal
 from lowtide.jobs.images import prepare
 from support.image_folders import files_of, statuses
 
@@ -243,14 +243,14 @@ def test_the_journal_survives_a_torn_last_line(folder, out):
 
 
 def test_a_second_job_on_a_folder_has_to_wait(folder, out):
-    with Journal(out), pytest.raises(OutputError, match="another job is writing into"):
+    with JobJournal(out), pytest.raises(OutputError, match="another job is writing into"):
         upscale(folder, out)
     assert statuses(upscale(folder, out)) == ["done"] * 3
 
 
 def test_remains_of_killed_runs_are_removed(folder, out):
     """Those that the folder's own journal names, and no other file that is called like them."""
-    with Journal(out) as journal:
+    with JobJournal(out) as journal:
         stale = [journal.new_part(out / name) for name in ("a.png", "deep/a.png.lowtide.json")]
         theirs = [out / ".a.png.lowtide.part", out / "deep" / ".x.lowtide.part"]
         for path in stale + theirs:

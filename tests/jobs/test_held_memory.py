@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lowtide.jobs.images import held_memory
-from lowtide.jobs.images.held_memory import HeldMemory
+from lowtide.jobs.images.held_memory import RunMemoryLimiter
 from lowtide.memory import oom
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 MIB = 1 << 20
 
@@ -40,7 +40,7 @@ def held(monkeypatch):
             predicted_bytes=100 * MIB,
             upper_bytes=200 * MIB,
         )
-        return meter, HeldMemory(meter, plan, budget, waiting)
+        return meter, RunMemoryLimiter(meter, plan, budget, waiting)
 
     return make
 
@@ -79,7 +79,7 @@ def test_what_is_not_in_the_plan_may_be_held_too(held):
 
 
 def spec(module):
-    return NetworkSpec(module, scale=1, in_channels=1, out_channels=1)
+    return RunnableNetwork(module, scale=1, in_channels=1, out_channels=1)
 
 
 class Keeping(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 
 import lowtide
 from lowtide import Cancelled, OutputError
-from lowtide.media import AsyncWriter, ImageSink
+from lowtide.media import AsyncSink, ImageSink
 from support.image_folders import files_of, statuses
 
 OPTIONS = {"budget": "256MiB", "tile": 32}
@@ -82,7 +82,7 @@ def test_an_image_that_does_not_fit_with_others_waits(folder, tmp_path, monkeypa
     def never(self, sink, most):
         raise AssertionError("rows wait that have no room")
 
-    monkeypatch.setattr(AsyncWriter, "__init__", never)
+    monkeypatch.setattr(AsyncSink, "__init__", never)
     report = upscale(folder, tmp_path / "out", budget=needed)
     assert statuses(report) == ["done"] * 4
     names = {row.name for image in report.images for row in image.memory.ledger}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lowtide import OutputError
-from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.engine.journal import JOURNAL_NAME, JobJournal
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def die(journal):
 
 
 def test_done_is_finished_only_for_its_key_and_content(tmp_path, target):
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         journal.begin(target, "key")
         make(target)
         journal.done(target, "key")
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.is_finished(target, "key")
         assert not journal.is_finished(target, "other")
         assert journal.owns(target)
@@ -46,66 +46,66 @@ def test_done_is_finished_only_for_its_key_and_content(tmp_path, target):
 
 
 def test_killed_between_the_name_and_the_record(tmp_path, target):
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     journal.begin(target, "key")
     make(target)
     die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert not journal.is_finished(target, "other")
         assert journal.is_finished(target, "key")
     # And it is remembered with its content from now on.
     target.write_text("tampered")
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert not journal.is_finished(target, "key")
 
 
 def test_killed_before_the_name(tmp_path, target):
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     journal.begin(target, "key")
     die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert not journal.is_finished(target, "key")
 
 
 def test_killed_before_replacing_an_old_file(tmp_path, target):
     make(target, "old")
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     journal.begin(target, "key")
     die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert not journal.is_finished(target, "key")
         journal.begin(target, "key")
         make(target, "new")
         die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.is_finished(target, "key")
 
 
 def test_an_unfinished_file_claims_nothing(tmp_path, target):
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         journal.begin(target, "key")
         journal.undo_begin(target)
     make(target, "somebody else's")
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert not journal.is_finished(target, "key")
         assert not journal.owns(target)
 
 
 def test_the_latest_record_counts(tmp_path, target):
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     for key in ("first", "second"):
         journal.begin(target, key)
         make(target, key)
         journal.done(target, key)
     die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert not journal.is_finished(target, "first")
         assert journal.is_finished(target, "second")
 
 
 def test_closing_keeps_only_what_counts(tmp_path, target):
     for _ in range(3):
-        with Journal(tmp_path) as journal:
+        with JobJournal(tmp_path) as journal:
             journal.set_pin({"versions": 1})
             journal.begin(target, "key")
             make(target)
@@ -117,50 +117,51 @@ def test_closing_keeps_only_what_counts(tmp_path, target):
 
 @pytest.mark.parametrize("cut", [1, 7, 25])
 def test_a_torn_line_costs_only_itself(tmp_path, target, cut):
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     journal.set_pin({"device_bytes": 5})
     make(target)
     journal.done(target, "key")
     die(journal)
     path = tmp_path / JOURNAL_NAME
     path.write_text(path.read_text()[:-cut])
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     # A line that lacks only its end is whole.
     assert journal.is_finished(target, "key") == (cut == 1)
     journal.set_pin({"device_bytes": 6})
     die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.pin == {"device_bytes": 6}
 
 
 def test_foreign_lines_are_skipped(tmp_path):
     (tmp_path / JOURNAL_NAME).write_text('null\n[1]\n"pin"\n{"other": 1}\n{"pin": {"a": 1}}\n')
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.pin == {"a": 1}
 
 
 def test_one_journal_at_a_time(tmp_path):
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         journal.set_pin({"a": 1})
         with pytest.raises(OutputError, match="another job is writing"):
-            Journal(tmp_path)
-    Journal(tmp_path).close()
+            JobJournal(tmp_path)
+    JobJournal(tmp_path).close()
 
 
 def test_the_lock_ends_with_its_process(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from lowtide.jobs.engine.journal import Journal;"
-        "Journal(Path(sys.argv[1])).set_pin({'a': 1}); os._exit(9)"
+        "import os, sys; from pathlib import Path; from lowtide.jobs.engine.journal import "
+        "JobJournal;"
+        "JobJournal(Path(sys.argv[1])).set_pin({'a': 1}); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 9
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.pin == {"a": 1}
 
 
 def test_an_empty_journal_leaves_no_trace(tmp_path):
-    Journal(tmp_path / "new" / "folder").close()
+    JobJournal(tmp_path / "new" / "folder").close()
     assert list(tmp_path.iterdir()) == []
-    with Journal(tmp_path / "new") as journal:
+    with JobJournal(tmp_path / "new") as journal:
         make(tmp_path / "new" / "file")
     journal.close()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
@@ -172,13 +173,13 @@ def test_parts_of_killed_runs(tmp_path, target):
     theirs = [tmp_path / ".a.png.lowtide.part", target.parent / ".b.jpg.lowtide.part"]
     for path in theirs:
         path.write_bytes(b"theirs")
-    journal = Journal(tmp_path)
+    journal = JobJournal(tmp_path)
     parts = [journal.new_part(target), journal.new_part(tmp_path / "b.png")]
     assert [path.parent for path in parts] == [target.parent, tmp_path]
     for path in parts:
         path.write_bytes(b"half")
     die(journal)
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.remove_parts() == 2
     assert not any(path.exists() for path in parts)
     assert all(path.exists() for path in theirs)
@@ -197,7 +198,7 @@ def test_a_journal_cannot_have_anything_else_removed(tmp_path):
     names += [".\0.lowtide.part", ".\ud800.lowtide.part"]
     lines = [json.dumps({"part": name}) for name in names]
     (folder / JOURNAL_NAME).write_text("\n".join(lines) + "\n")
-    with Journal(folder) as journal:
+    with JobJournal(folder) as journal:
         assert journal.remove_parts() == 0
     assert all(path.exists() for path in theirs)
     assert not (folder / JOURNAL_NAME).exists()
@@ -219,12 +220,12 @@ DAMAGED = [
 
 def test_damaged_lines_are_skipped(tmp_path, target):
     for line in DAMAGED:
-        with Journal(tmp_path) as journal:
+        with JobJournal(tmp_path) as journal:
             make(target)
             journal.done(target, "key")
         with (tmp_path / JOURNAL_NAME).open("ab") as file:
             file.write(line.encode("utf-8", "surrogatepass") + b"\n")
-        with Journal(tmp_path) as journal:
+        with JobJournal(tmp_path) as journal:
             assert journal.is_finished(target, "key")
 
 
@@ -233,7 +234,7 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path):
     for content in (b"dear diary\n", b"\x89PNG\r\n\x1a\n"):
         path.write_bytes(content)
         with pytest.raises(OutputError, match="is not a journal"):
-            Journal(tmp_path)
+            JobJournal(tmp_path)
         assert path.read_bytes() == content
 
 
@@ -252,7 +253,7 @@ def test_nothing_is_written_through_a_link(tmp_path, target):
     ):
         plant()
         with pytest.raises(OutputError, match=r"journal\.jsonl: cannot be written"):
-            Journal(folder)
+            JobJournal(folder)
         path.rmdir() if path.is_dir() else path.unlink()
     assert theirs.read_text() == "theirs\n"
     assert list(folder.iterdir()) == []
@@ -261,15 +262,15 @@ def test_nothing_is_written_through_a_link(tmp_path, target):
 @pytest.mark.skipif(os.name == "nt", reason="links and pipes as Unix has them")
 def test_a_copy_by_links_keeps_its_journal(tmp_path):
     """As backups have them: a second name of the same file."""
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         journal.set_pin({"a": 1})
     (tmp_path / "backup").hardlink_to(tmp_path / JOURNAL_NAME)
     before = (tmp_path / "backup").read_text()
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.pin == {"a": 1}
         journal.set_pin({"a": 2})
     assert (tmp_path / "backup").read_text() == before
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.pin == {"a": 2}
 
 
@@ -277,9 +278,9 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from lowtide import OutputError
-from lowtide.jobs.engine.journal import Journal
+from lowtide.jobs.engine.journal import JobJournal
 target = Path(sys.argv[1]) / "a.png"
-journal = Journal(target.parent)
+journal = JobJournal(target.parent)
 journal.set_pin({"a": 1})
 target.write_text("result")
 journal.done(target, "key")
@@ -303,7 +304,7 @@ def test_a_full_disk_is_named_and_costs_nothing_that_was_noted(tmp_path, most):
     assert "the disk is full" in done.stdout
     assert "free some space" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [JOURNAL_NAME, "a.png"]
-    with Journal(tmp_path) as journal:
+    with JobJournal(tmp_path) as journal:
         assert journal.pin == {"a": 1}
         assert journal.is_finished(tmp_path / "a.png", "key")
 
@@ -313,6 +314,6 @@ def test_a_folder_without_permission(tmp_path):
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         with pytest.raises(OutputError, match="Permission denied"):
-            Journal(tmp_path)
+            JobJournal(tmp_path)
     finally:
         tmp_path.chmod(stat.S_IRWXU)

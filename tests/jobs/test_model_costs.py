@@ -20,7 +20,7 @@ from lowtide.jobs.images.model_costs import store_costs, stored_costs
 from lowtide.jobs.images.prepare import load_model
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory import plan_store
-from lowtide.models import describe, names
+from lowtide.models import bundled_names, describe_bundled
 from lowtide.streaming.probe.measure_costs import probe_costs
 from support.measured_costs import costs_of, remember_also
 
@@ -55,9 +55,9 @@ def plain(path, array):
     return np.rint(result * 255).astype(int)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", bundled_names())
 def test_shipped_costs_are_what_measuring_finds(name):
-    kind = UpscaleSettings if describe(name).noise is None else DenoiseSettings
+    kind = UpscaleSettings if describe_bundled(name).noise is None else DenoiseSettings
     model = load_model(kind.of(model=name))
     facts, network = model.descriptor, build_network(model, "cpu", "fp32")
     measured, _ = probe_costs(

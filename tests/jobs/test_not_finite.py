@@ -28,7 +28,7 @@ def striped(tmp_path, save):
 def steep(tmp_path_factory):
     """The bundled model with maps that fp16 holds for noise, but not for `striped`, and the same
     result: as large as the range of that type, and not too large for the certificate."""
-    path = bundled.find("lowtide-x2").path
+    path = bundled.find_bundled("lowtide-x2").path
     with safe_open(path, "pt") as file:
         facts = file.metadata()
     tensors = load_file(path)

@@ -14,7 +14,7 @@ from torch import nn
 
 from lowtide import BudgetError, ModelError, UsageError
 from lowtide.jobs.train.plan import (
-    DevicePlans,
+    DeviceTrainingPlans,
     TrainingPlan,
     plan_training,
     plan_training_on_all_gpus,
@@ -331,7 +331,7 @@ def test_all_gpus(tmp_path: Path) -> None:
     assert by_gpu["laptop-6gb"].budget_bytes == laptop.total_bytes - laptop.desktop_bytes
     assert by_gpu["rtx3060-12gb"].budget_bytes == 7 << 30
     assert len(str(plans).splitlines()) == len(gpus) + 1
-    assert DevicePlans.model_validate_json(plans.model_dump_json()).fits
+    assert DeviceTrainingPlans.model_validate_json(plans.model_dump_json()).fits
     with pytest.raises(BudgetError, match="nothing fits any GPU"):
         plan_training_on_all_gpus(net(), batch=1, size=(16, 16), budget="1MiB").require()
 

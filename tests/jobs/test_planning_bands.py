@@ -14,7 +14,7 @@ from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.planner.program_cache import StreamPlannerCache
 from support.toy_models import GIB, Centered, conv_net, costs, network
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def chosen(module, mib, *, scale=1, size=600, below=None, images=1, **settings):
         ModelGeometry(scale, 3, 3),
         costs(None),
         "fp32",
-        ProgramCache(net),
+        StreamPlannerCache(net),
     )
     picture = ImageTask((size, size, 3), (size, size), ample_bytes=mib * MIB // 4)
     budget = Budget(mib * MIB, GIB, 100 * GIB)
@@ -97,7 +97,7 @@ def test_bands_that_are_not_the_whole_are_not_run(monkeypatch):
     def differ(self, height, width):
         raise ModelError("bands of this model differ from the whole by 1e-01 of its range")
 
-    monkeypatch.setattr(ProgramCache, "certificate", differ)
+    monkeypatch.setattr(StreamPlannerCache, "certificate", differ)
     with pytest.raises(BudgetError, match="differ from the whole"):
         chosen(global_net(), 200)
     _, plan = chosen(global_net(), 200, accuracy="bounded")

@@ -13,7 +13,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import Cancelled, OutputError, UsageError, VideoError  # noqa: E402
-from lowtide.jobs.clips.work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import segments_folder  # noqa: E402
 from support.video_clips import Clip, Sound, rotated_mp4  # noqa: E402
 
 
@@ -29,7 +29,7 @@ def pixels(path: Path) -> np.ndarray:
 
 def is_begun(target: Path) -> bool:
     """Whether a segment is finished."""
-    return any(work_folder(target).glob("[0-9]*.json"))
+    return any(segments_folder(target).glob("[0-9]*.json"))
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -150,7 +150,7 @@ def test_files_that_changed_meanwhile_are_noticed(frames, tmp_path):
 def test_frames_named_by_a_run_that_was_killed_are_its_own(frames, tmp_path, monkeypatch):
     calm, out = tmp_path / "calm" / "%d.png", tmp_path / "out" / "%d.png"
     lowtide.video(frames, calm, segment=2)
-    work, kept = work_folder(out), tmp_path / "kept"
+    work, kept = segments_folder(out), tmp_path / "kept"
     link, count = os.link, []
 
     def stop_after_three(made, target):

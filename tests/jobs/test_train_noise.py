@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lowtide import ImageError, InputError, LowtideError, UsageError
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.models.denoiser.noise_models import PoissonGaussianNoise
 from lowtide.models.denoiser.noise_table import load_noise
@@ -26,9 +26,9 @@ def frames(tmp_path, save):
     """Write flat and dark frames of a camera, with fixed patterns and uneven light."""
 
     def write(model, name="", exposures=(0.02, 0.1, 0.4), darks=6):
-        pattern = 1 + 0.05 * philox(0, 1, 0, 0).standard_normal(SIZE)
+        pattern = 1 + 0.05 * philox_generator(0, 1, 0, 0).standard_normal(SIZE)
         light = pattern * np.linspace(0.8, 1, SIZE[1])
-        numbers = philox(7, 2, 0, 0)
+        numbers = philox_generator(7, 2, 0, 0)
         values = {"dark": [np.zeros(SIZE)] * darks}
         values["flat"] = [one * light for one in exposures for _ in range(2)]
         for kind, all_clean in values.items():
@@ -73,7 +73,7 @@ def test_flat_and_dark_frames(frames, tmp_path):
 
 def test_pairs(tmp_path, save):
     clean = np.linspace(0.05, 0.7, 200 * 210).reshape(200, 210, 1)
-    noisy = PoissonGaussianNoise(a=0.004, b=0.01).sample(clean, philox(1, 1, 0, 0))
+    noisy = PoissonGaussianNoise(a=0.004, b=0.01).sample(clean, philox_generator(1, 1, 0, 0))
     for name, image in (("noisy", noisy), ("clean", clean)):
         (tmp_path / "pairs" / name).mkdir(parents=True)
         levels = np.rint(image.clip(0, 1) * 65535).astype(np.uint16)
@@ -92,7 +92,9 @@ def test_single_images(tmp_path, save):
     rows, columns = np.mgrid[:300, :320]
     clean = 0.05 + 0.12 * (columns // 64) + 0.0002 * rows
     clean[:, 100:130] += 0.2 * ((rows + columns) % 2)[:, 100:130]
-    noisy = PoissonGaussianNoise(a=0.004, b=0.01).sample(clean[..., None], philox(1, 1, 0, 0))
+    noisy = PoissonGaussianNoise(a=0.004, b=0.01).sample(
+        clean[..., None], philox_generator(1, 1, 0, 0)
+    )
     (tmp_path / "in").mkdir()
     levels = np.rint(noisy.clip(0, 1) * 65535).astype(np.uint16)
     save(tmp_path / "in" / "a.tif", levels)

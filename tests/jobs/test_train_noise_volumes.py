@@ -7,7 +7,7 @@ import pytest
 
 from lowtide import LowtideError
 from lowtide.jobs.denoise.calibration.command import train_noise
-from lowtide.jobs.denoise.volumes.levels import estimate_levels, file_scale
+from lowtide.jobs.denoise.volumes.levels import brightest_maximum, estimate_levels
 from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_models import RicianNoise
@@ -28,7 +28,7 @@ def found_std(tmp_path, path):
     """The table's standard deviation in data units, and its error."""
     report = train_noise(tmp_path / "scanner.json", volumes=path, force=True)
     (setting,) = report.table.settings
-    scale = file_scale(survey_ranges(inspect_volume(path)))
+    scale = brightest_maximum(survey_ranges(inspect_volume(path)))
     assert (report.table.noise_model, report.measured_from, report.files) == (
         "rician",
         "volumes",

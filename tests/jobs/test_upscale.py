@@ -311,9 +311,9 @@ def test_sidecar(run, tmp_path):
 
 
 def test_a_model_may_be_a_path(run, tmp_path):
-    from lowtide.models.bundled import find
+    from lowtide.models.bundled import find_bundled
 
-    (tmp_path / "mine.safetensors").write_bytes(find("lowtide-x2").path.read_bytes())
+    (tmp_path / "mine.safetensors").write_bytes(find_bundled("lowtide-x2").path.read_bytes())
     assert run(model=tmp_path / "mine.safetensors").status == "done"
     with pytest.raises(ModelError, match="no such file"):
         run("b.png", model=tmp_path / "other.safetensors")

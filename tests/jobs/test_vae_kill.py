@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("av")
 
 from lowtide.core.errors import Cancelled
-from lowtide.jobs.clips.work import work_folder
+from lowtide.jobs.clips.work import segments_folder
 from lowtide.jobs.vae.command import decode, encode, roundtrip
 from support.tiny_video_vae import tiny_video_vae
 from support.video_clips import Clip, Sound
@@ -66,10 +66,10 @@ def test_a_round_trip_goes_on_where_it_was_stopped(video, model, tmp_path):
     how = settings("roundtrip", model)
     calm, target = (tmp_path / part / "out.mp4" for part in ("calm", "stopped"))
     due = roundtrip(video, calm, **how).clips[0]
-    assert due.frames_resumed == 0 and not work_folder(calm).exists()
+    assert due.frames_resumed == 0 and not segments_folder(calm).exists()
     stop_after(lambda **more: roundtrip(video, target, **how, **more), 10, "frames")
     assert not target.exists()
-    assert len(list(work_folder(target).glob("*.state"))) == 1  # the decoder's
+    assert len(list(segments_folder(target).glob("*.state"))) == 1  # the decoder's
     done = roundtrip(video, target, **how).clips[0]
     assert 0 < done.frames_resumed < 23
     assert target.read_bytes() == calm.read_bytes()
@@ -87,7 +87,7 @@ def test_what_was_made_with_other_settings_is_not_used(video, model, tmp_path):
     assert any("started over" in note for note in done.notes)
     encode(video, tmp_path / "calm.safetensors", **how | {"frames": "3:25"})
     assert target.read_bytes() == (tmp_path / "calm.safetensors").read_bytes()
-    assert not work_folder(target).exists()
+    assert not segments_folder(target).exists()
 
 
 @pytest.mark.parametrize("operation", ["encode", "decode"])
@@ -98,7 +98,7 @@ def test_killed_and_restarted_equals_undisturbed(operation, video, latents, mode
     options = [f"--{key}={value}" for key, value in how.items()]
     command = [sys.executable, "-m", "lowtide", "vae", operation, source, "-o", target, *options]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while not list(work_folder(target).glob("*.state")) and job.poll() is None:
+    while not list(segments_folder(target).glob("*.state")) and job.poll() is None:
         time.sleep(0.01)
     job.send_signal(signal.SIGKILL)
     job.communicate()
@@ -107,4 +107,4 @@ def test_killed_and_restarted_equals_undisturbed(operation, video, latents, mode
     done = RUNS[operation](source, target, **how).clips[0]
     assert done.frames_resumed > 0
     assert target.read_bytes() == calm.read_bytes()
-    assert not work_folder(target).exists()
+    assert not segments_folder(target).exists()

@@ -5,7 +5,7 @@ import pytest
 import tifffile
 
 import lowtide
-from lowtide.jobs.images.value_range import FloatScale
+from lowtide.jobs.images.value_range import ValueRangeScale
 from lowtide.media.image_info import ValueRange
 
 BUDGET = "256MiB"
@@ -116,7 +116,7 @@ def test_faint_noise_below_bright_stars_is_removed(run):
 
 @pytest.mark.parametrize("ends", [(0, 40), (-2, 1), (-2, 40), (-0.1, 1.1), (0, 1)])
 def test_what_is_compressed_is_expanded_again(ends):
-    scale = FloatScale(ValueRange(0, 1, *ends))
+    scale = ValueRangeScale(ValueRange(0, 1, *ends))
     unit = np.linspace(ends[0], ends[1], 500, dtype=np.float32)
     made = scale.compressed(unit)
     assert made.min() == pytest.approx(0, abs=1e-6) and made.max() == pytest.approx(1)

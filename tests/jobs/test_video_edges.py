@@ -13,7 +13,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import Cancelled, LowtideError, UsageError, VideoError  # noqa: E402
-from lowtide.jobs.clips.work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import segments_folder  # noqa: E402
 from lowtide.jobs.video.settings import VideoSettings  # noqa: E402
 from support.video_clips import Clip, Sound, Text, picture_bytes  # noqa: E402
 
@@ -35,7 +35,7 @@ def test_encoded_sound_is_the_same_after_a_stop(tmp_path):
             progress=seen.append,
             cancel=lambda: len(seen) > 9,
         )
-    assert not target.exists() and work_folder(target).is_dir()
+    assert not target.exists() and segments_folder(target).is_dir()
     resumed = lowtide.video(source, target, sound="opus", segment=4).videos[0]
     assert resumed.frames_resumed and resumed.streams[1].action == "encoded"
     lowtide.video(source, calm, sound="opus", segment=4)
@@ -79,7 +79,7 @@ def test_pictures_that_change_are_found_before_any_is_computed(tmp_path, ending)
         ) as error:
             lowtide.video(source, target, damaged=damaged, progress=seen.append)
         assert error.value.hint == "--frames A:6, and --frames 6:B in another run"
-    assert {one.phase for one in seen} == {"load"} and not work_folder(target).exists()
+    assert {one.phase for one in seen} == {"load"} and not segments_folder(target).exists()
     assert lowtide.video(source, target, frames="6:").videos[0].width == 96
 
 

@@ -12,7 +12,7 @@ import pytest
 av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
-from lowtide.jobs.clips.work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import segments_folder  # noqa: E402
 from support.video_clips import Clip, Sound  # noqa: E402
 
 SEGMENT, BUDGET = 10, "256MiB"
@@ -38,7 +38,7 @@ def content(target: Path) -> list[tuple[int, int | None, int | None, bytes]] | d
 
 def finished(target: Path) -> int:
     """Segments that are complete."""
-    folder = work_folder(target)
+    folder = segments_folder(target)
     return len(list(folder.glob("0????????.*"))) if folder.exists() else 0
 
 
@@ -74,4 +74,4 @@ def test_killed_and_restarted_equals_undisturbed(tmp_path, frames, kills, output
     done = subprocess.run(command(source, disturbed), check=True, capture_output=True, text=True)
     assert f'"frames_resumed": {before * SEGMENT}' in done.stdout
     assert content(disturbed) == content(calm)
-    assert not work_folder(disturbed).exists()
+    assert not segments_folder(disturbed).exists()

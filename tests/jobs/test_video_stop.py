@@ -9,7 +9,7 @@ av = pytest.importorskip("av")
 
 import lowtide  # noqa: E402
 from lowtide import Cancelled, OutputError  # noqa: E402
-from lowtide.jobs.clips.work import work_folder  # noqa: E402
+from lowtide.jobs.clips.work import segments_folder  # noqa: E402
 from support.video_clips import Clip, Sound  # noqa: E402
 
 
@@ -45,7 +45,7 @@ def stop_after(clip: Path, target: Path, frames: int) -> None:
 def test_it_stops_within_a_frame_and_goes_on(clip, tmp_path):
     target, events = tmp_path / "out.mkv", []
     stop_after(clip, target, 10)
-    assert left_over(tmp_path, "in.mkv") == {work_folder(target).name}
+    assert left_over(tmp_path, "in.mkv") == {segments_folder(target).name}
     item = lowtide.video(clip, target, segment=4, progress=events.append).videos[0]
     assert item.frames_resumed in (4, 8)
     made, read = ([one for one in events if one.phase == phase] for phase in ("run", "check"))
@@ -59,7 +59,7 @@ def test_segments_of_other_settings_or_of_another_input_are_not_used(clip, tmp_p
     target = tmp_path / "out.mkv"
     stop_after(clip, target, 10)
     planned = lowtide.video(clip, target, segment=4, quality=30, dry_run=True).videos[0]
-    assert planned.frames_resumed == 0 and work_folder(target).is_dir()
+    assert planned.frames_resumed == 0 and segments_folder(target).is_dir()
     Clip(frames=20, width=66).write(clip)
     item = lowtide.video(clip, target, segment=4).videos[0]
     assert (item.frames_resumed, item.out_width) == (0, 132)
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_frame(tmp_path, files_of_at_mos
     target = tmp_path / "out.mkv"
     with files_of_at_most(limit), pytest.raises(OutputError, match="disk is full"):
         lowtide.video(clip, target, **options)
-    assert left_over(tmp_path, "in.mp4", "calm.mkv") == {work_folder(target).name}
+    assert left_over(tmp_path, "in.mp4", "calm.mkv") == {segments_folder(target).name}
     item = lowtide.video(clip, target, **options).videos[0]
     assert (item.frames_resumed, item.fps) == (20, None)
     assert pictures(target) == pictures(tmp_path / "calm.mkv")

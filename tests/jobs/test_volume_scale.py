@@ -7,8 +7,8 @@ import torch
 import lowtide
 from lowtide.jobs.denoise.volumes.scale import VolumeScale
 from lowtide.models.denoiser.noise_models import RicianNoise
-from lowtide.models.denoiser.variance import RicianTransform
-from lowtide.models.denoiser.volume_level import RangeStatistics
+from lowtide.models.denoiser.variance import RicianStabilizer
+from lowtide.models.denoiser.volume_level import VolumeRangeEstimator
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def denoiser():
 
 def denoised(denoiser, values, level, *, rician):
     """A slice (H, W) at a level, as the job runs it."""
-    statistics = RangeStatistics()
+    statistics = VolumeRangeEstimator()
     statistics.add(values)
     most = denoiser.config.max_sigma
     scale = VolumeScale.of(statistics.result(), level, most, rician=rician)
@@ -58,7 +58,7 @@ def test_rician_noise_leaves_no_bias(denoiser, snr):
 
 
 def test_the_transform_stabilizes_and_its_inverse_is_unbiased():
-    random, noise, transform = np.random.default_rng(0), RicianNoise(std=2.5), RicianTransform(2.5)
+    random, noise, transform = np.random.default_rng(0), RicianNoise(std=2.5), RicianStabilizer(2.5)
     for clean in (0, 0.5, 1, 2, 3, 5, 10, 15.9, 16.1, 40):
         magnitudes = noise.sample(np.full(400_000, clean * 2.5, np.float32), random)
         made = transform.forward(magnitudes)
@@ -70,7 +70,7 @@ def test_the_transform_stabilizes_and_its_inverse_is_unbiased():
 
 def test_noise_beyond_the_networks_levels_is_scaled_into_them(denoiser):
     values = np.abs(np.random.default_rng(0).normal(0, 100, (32, 32))).astype(np.float32)
-    statistics = RangeStatistics()
+    statistics = VolumeRangeEstimator()
     statistics.add(values)
     for rician in (False, True):
         scale = VolumeScale.of(statistics.result(), 500.0, denoiser.config.max_sigma, rician=rician)

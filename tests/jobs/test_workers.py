@@ -27,13 +27,13 @@ def folder(tmp_path, save, crop):
 @pytest.fixture
 def started(monkeypatch):
     """The processes that were started."""
-    made, start = [], workers.Workers._start
+    made, start = [], workers.WorkerPool._start
 
     def noted(self, device):
         start(self, device)
         made.append(self._running[-1].process)
 
-    monkeypatch.setattr(workers.Workers, "_start", noted)
+    monkeypatch.setattr(workers.WorkerPool, "_start", noted)
     yield made
     assert all(process.poll() is not None for process in made)
 

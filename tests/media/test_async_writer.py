@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lowtide import OutputError
-from lowtide.media import AsyncWriter, ImageSink, open_image, open_sink
+from lowtide.media import AsyncSink, ImageSink, open_image, open_sink
 from lowtide.media import async_writer as module
 from lowtide.media.image_info import ImageInfo
 
@@ -19,7 +19,7 @@ def pixels():
 
 
 def behind(path, most=1 << 20):
-    return AsyncWriter(open_sink(path, INFO), most)
+    return AsyncSink(open_sink(path, INFO), most)
 
 
 def test_the_file_is_the_same_whoever_writes_it(tmp_path, pixels):

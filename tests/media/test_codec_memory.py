@@ -82,14 +82,14 @@ import sys
 import numpy as np
 from lowtide.media.image_info import ImageInfo
 from lowtide.media import open_sink, output_cost
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 def write(path, width, height):
     rows = np.zeros((16, width, 3), np.uint8)
     with open_sink(path, ImageInfo(width, height, 3)) as sink:
         for top in range(0, height, 16): sink.write(top, rows)
         sink.commit()
 write(sys.argv[1] + "/warm.png", 64, 64)
-meter = HostMeter()
+meter = HostMemoryMeter()
 meter.start()
 write(sys.argv[1] + "/wide.png", 24000, 1600)
 print(meter.lap().high_water_bytes, output_cost("a.png", ImageInfo(24000, 1600, 3)).resident_bytes)
@@ -113,7 +113,7 @@ from lowtide.core.heap import tune_heap
 if sys.argv[4] == "tuned": tune_heap()
 from lowtide.media import EncodeOptions, inspect_image, open_image, open_sink, output_cost
 from lowtide.media.image_info import ImageInfo
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 folder, suffix, kind, _heap, width, height = sys.argv[1:]
 channels = 4 if "alpha" in kind else 3
 options = EncodeOptions(
@@ -136,11 +136,11 @@ def read(path):
         for top in range(0, source.info.height, 16): source.read(top, top + 16)
     return inspect_image(path).resident_bytes
 read(write("small", 64, 64)[0])
-meter = HostMeter(sample_seconds=0.001)
+meter = HostMemoryMeter(sample_seconds=0.001)
 meter.start()
 path, written = write("large", int(width), int(height))
 print(meter.lap().corrected_peak_bytes, written)
-meter = HostMeter(sample_seconds=0.001)
+meter = HostMemoryMeter(sample_seconds=0.001)
 meter.start()
 decoded = read(path)
 print(meter.lap().corrected_peak_bytes, decoded)

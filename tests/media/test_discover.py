@@ -7,7 +7,7 @@ import pytest
 
 from lowtide import ImageError, UsageError
 from lowtide.media.detect import skipped_summary
-from lowtide.media.discover import discover
+from lowtide.media.discover import discover_files
 
 
 def touch(root: Path, *names: str) -> None:
@@ -18,7 +18,7 @@ def touch(root: Path, *names: str) -> None:
 
 
 def pairs(root: Path, inputs: list[str], output: str, **options: str) -> dict[str, str]:
-    found = discover([str(root / item) for item in inputs], f"{root}/{output}", **options)
+    found = discover_files([str(root / item) for item in inputs], f"{root}/{output}", **options)
     return {
         job.source.relative_to(root).as_posix(): job.target.relative_to(root).as_posix()
         for job in found.pairs
@@ -39,7 +39,7 @@ def test_one_file_to_a_folder(tmp_path: Path) -> None:
 def test_one_file_to_a_name_without_a_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "a.png")
     assert pairs(tmp_path, ["a.png"], "out") == {"a.png": "out"}
-    assert discover([tmp_path / "a.png"], tmp_path / "out").single_file
+    assert discover_files([tmp_path / "a.png"], tmp_path / "out").single_file
 
 
 def test_format_and_added_text_change_the_names(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_skipped_files_are_named_with_their_reason(tmp_path: Path) -> None:
     (tmp_path / "in" / "gone.png").symlink_to("nowhere")
     (tmp_path / "in" / "round").symlink_to(tmp_path / "in", target_is_directory=True)
     os.mkfifo(tmp_path / "in" / "pipe.png")
-    found = discover([tmp_path / "in"], tmp_path / "in" / "out")
+    found = discover_files([tmp_path / "in"], tmp_path / "in" / "out")
     assert [(job.name, job.target.name) for job in found.pairs] == [
         ("a.png", "a.png"),
         ("d.gif", "d.png"),  # of a format that is only read
@@ -119,7 +119,7 @@ def test_skipped_files_are_named_with_their_reason(tmp_path: Path) -> None:
 
 def test_a_pattern_leaves_out_what_is_no_image(tmp_path: Path) -> None:
     touch(tmp_path, "a1.png", "a2.txt", "a3/x.png")
-    found = discover([str(tmp_path / "a*")], f"{tmp_path}/out/")
+    found = discover_files([str(tmp_path / "a*")], f"{tmp_path}/out/")
     assert {one.path.name: one.reason for one in found.skipped} == {
         "a2.txt": "a text file",
         "a3": "a folder",
@@ -214,4 +214,4 @@ def test_nothing_there_is_an_image_error(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="no images"):
         pairs(tmp_path, ["in"], "out")
     with pytest.raises(UsageError, match="no input"):
-        discover([], tmp_path)
+        discover_files([], tmp_path)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lowtide import OutputError, UsageError
-from lowtide.media import FORMATS, check_output, output_sample
+from lowtide.media import FORMATS, output_sample, require_format_holds
 from lowtide.media.formats import AVIF, JPEG, PNG, TIFF, WEBP, format_of_suffix
 from lowtide.media.image_info import ImageInfo
 
@@ -16,7 +16,7 @@ def test_a_suffix_is_found_in_any_case_with_or_without_its_dot(suffix: str) -> N
 @pytest.mark.parametrize("name", ["a.gif", "a", "a.png.bak"])
 def test_an_unknown_output_suffix_is_a_usage_error_that_lists_the_known(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        check_output(name, ImageInfo(1, 1, 3))
+        require_format_holds(name, ImageInfo(1, 1, 3))
     assert ".webp" in (caught.value.hint or "")
 
 
@@ -24,9 +24,9 @@ def test_an_unknown_output_suffix_is_a_usage_error_that_lists_the_known(name: st
     ("name", "side"), [("a.jpg", 65_500), ("a.webp", 16_383), ("a.avif", 16_384)]
 )
 def test_the_side_limit_is_exact_and_the_hint_names_formats_that_work(name: str, side: int) -> None:
-    check_output(name, ImageInfo(side, 1, 3))
+    require_format_holds(name, ImageInfo(side, 1, 3))
     with pytest.raises(OutputError, match=f"{side:,} on a side") as caught:
-        check_output(name, ImageInfo(1, side + 1, 3))
+        require_format_holds(name, ImageInfo(1, side + 1, 3))
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("write PNG or TIFF")
 
@@ -35,9 +35,9 @@ def test_transparency_is_refused_for_jpeg_only() -> None:
     for entry in filter(lambda one: one.save, FORMATS):
         if entry is JPEG:
             with pytest.raises(OutputError, match="transparency"):
-                check_output("a.jpg", ImageInfo(4, 4, 4))
+                require_format_holds("a.jpg", ImageInfo(4, 4, 4))
         else:
-            check_output("a" + entry.suffixes[0], ImageInfo(4, 4, 2))
+            require_format_holds("a" + entry.suffixes[0], ImageInfo(4, 4, 2))
 
 
 def test_sample_types_are_kept_where_the_format_can() -> None:

@@ -9,7 +9,7 @@ import pytest
 from lowtide import LowtideError
 from lowtide.core.units import MIB
 from lowtide.media import inspect_image, open_image, open_sink
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 from support.fuzz_workers import run_all
 from support.media_fuzz import KINDS, fuzzed
 
@@ -25,7 +25,7 @@ def become_of(case: tuple[str, int | None]) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"a.{kind}"
         path.write_bytes(fuzzed(kind, seed))
-        meter = HostMeter()
+        meter = HostMemoryMeter()
         meter.start()
         predicted = 0
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageCms
 
-from lowtide.media import FORMATS, Metadata, inspect_image, open_image
+from lowtide.media import FORMATS, ImageMetadata, inspect_image, open_image
 from lowtide.media.formats import ImageFormat
 from support.media_files import make_exif, make_rows, read_image, write_image
 
@@ -23,7 +23,7 @@ IPTC = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0\0\0\0" + bytes([len(_CAPTION)]) +
 WRITTEN = [one for one in FORMATS if one.save]
 
 
-def everything(path: Path, orientation: int = 1) -> Metadata:
+def everything(path: Path, orientation: int = 1) -> ImageMetadata:
     """Metadata as it comes out of a JPEG that has all of it."""
     Image.fromarray(make_rows(20, 30, 3)).save(
         path, exif=make_exif(orientation), icc_profile=ICC, dpi=(300, 300), xmp=XMP % orientation
@@ -32,7 +32,7 @@ def everything(path: Path, orientation: int = 1) -> Metadata:
         return replace(source.metadata, iptc=IPTC)
 
 
-def reread(path: Path) -> Metadata:
+def reread(path: Path) -> ImageMetadata:
     with open_image(path) as source:
         return source.metadata
 
@@ -115,7 +115,7 @@ def test_nothing_is_made_up(tmp_path: Path, entry: ImageFormat) -> None:
 
 def test_a_16_bit_png_keeps_its_profile(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
-    write_image(path, make_rows(20, 30, 3, "uint16"), metadata=Metadata(icc=ICC))
+    write_image(path, make_rows(20, 30, 3, "uint16"), metadata=ImageMetadata(icc=ICC))
     assert inspect_image(path).info.sample_type == "uint16"
     assert reread(path).icc == ICC
 
@@ -125,7 +125,7 @@ def test_a_profile_for_other_bands_is_left_out_with_a_note(tmp_path: Path) -> No
     from support.media_files import info_of
 
     rows = make_rows(20, 30, 1)
-    sink = open_sink(tmp_path / "a.png", info_of(rows), metadata=Metadata(icc=ICC))
+    sink = open_sink(tmp_path / "a.png", info_of(rows), metadata=ImageMetadata(icc=ICC))
     sink.write(0, rows)
     assert any("ICC" in note for note in sink.notes)
     assert reread(sink.commit()).icc is None

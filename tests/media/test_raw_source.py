@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from lowtide import ImageError, UsageError
-from lowtide.media.discover import IMAGES, RAW_FILES, count_by_kind, discover
+from lowtide.media.discover import IMAGES, RAW_FILES, count_by_kind, discover_files
 from lowtide.media.encode import EncodeOptions
 from lowtide.media.raw_facts import inspect_raw, raw_result
-from lowtide.media.raw_file import PlaneLayout
+from lowtide.media.raw_file import MosaicLayout
 from support.raw_files import BAYER, XTRANS, write_dng
 
 pytest.importorskip("rawpy")
@@ -32,7 +32,7 @@ def test_planes_are_the_places_of_the_filter_array(name, levels, tmp_path):
     period = len(PATTERNS[name])
     letters = np.array(list(raw.names))[raw.colors]
     assert np.array_equal(letters, np.array(list("RGB"))[np.array(PATTERNS[name])])
-    layout = PlaneLayout(period)
+    layout = MosaicLayout(period)
     info = layout.info(levels.shape)
     planes = layout.gather(raw.values, 0, info.height)
     assert planes.shape == info.shape == (-(-37 // period), -(-51 // period), period**2)
@@ -43,7 +43,9 @@ def test_planes_are_the_places_of_the_filter_array(name, levels, tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (2, 3), (5, 6), (7, 7), (12, 13)])
-@pytest.mark.parametrize("layout", [PlaneLayout(2), PlaneLayout(6), PlaneLayout(1, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [MosaicLayout(2), MosaicLayout(6), MosaicLayout(1, 1, 1)], ids=str
+)
 def test_every_size_comes_back_from_its_planes(layout, shape):
     mosaic = np.arange(np.prod(shape), dtype=np.uint16).reshape(shape) + 1
     height = layout.info(shape).height
@@ -56,9 +58,9 @@ def test_every_size_comes_back_from_its_planes(layout, shape):
 
 def test_what_lies_beyond_a_mosaic_has_the_color_of_its_place():
     mosaic = np.add.outer(np.arange(5) % 2 * 2, np.arange(7) % 2).astype(np.uint16)
-    planes = PlaneLayout(2).gather(mosaic, 0, 3)
+    planes = MosaicLayout(2).gather(mosaic, 0, 3)
     assert all((planes[..., place] == place).all() for place in range(4))
-    shifted = PlaneLayout(1, 1, 1).gather(mosaic, 0, 6)[..., 0]
+    shifted = MosaicLayout(1, 1, 1).gather(mosaic, 0, 6)[..., 0]
     assert np.array_equal(shifted[1:, 1:], mosaic) and (shifted[0, 1::2] == 2).all()
 
 
@@ -196,15 +198,15 @@ def test_names_tell_the_kind_of_inputs(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     folder, out = tmp_path / "in", tmp_path / "in" / "out"
     assert count_by_kind([folder], out, [IMAGES, RAW_FILES]) == [1, 2]
-    found = discover([folder], out, kind=RAW_FILES)
+    found = discover_files([folder], out, kind=RAW_FILES)
     assert [one.target.name for one in found.pairs] == ["a.tif", "b.tif"]
     reasons = {one.path.name: one.reason for one in found.skipped}
     assert reasons["a.jpg"] == "an image"
-    named = discover([folder], out, kind=RAW_FILES, format="jpg", suffix_text="_dev")
+    named = discover_files([folder], out, kind=RAW_FILES, format="jpg", suffix_text="_dev")
     assert [one.target.name for one in named.pairs] == ["a_dev.jpg", "b_dev.jpg"]
-    assert discover([folder / "a.NEF"], tmp_path / "z.jpg", kind=RAW_FILES).single_file
+    assert discover_files([folder / "a.NEF"], tmp_path / "z.jpg", kind=RAW_FILES).single_file
     with pytest.raises(UsageError, match="names no image format that Lowtide writes"):
-        discover([folder / "a.NEF"], tmp_path / "z.nef", kind=RAW_FILES)
+        discover_files([folder / "a.NEF"], tmp_path / "z.nef", kind=RAW_FILES)
 
 
 def test_the_kodak_file_goes_through_with_a_note(data_folder):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lowtide.media.encode_pipeline import UncompressedPng
+from lowtide.media.encode_pipeline import UncompressedPngWriter
 
 
 def sink_of(file: io.BytesIO) -> Callable[[bytes], None]:
@@ -22,7 +22,7 @@ def sink_of(file: io.BytesIO) -> Callable[[bytes], None]:
 def test_8_bit_images_are_valid_pngs(bands: int) -> None:
     rows = np.random.default_rng(0).integers(0, 255, (70, 33, bands), dtype=np.uint8)
     file = io.BytesIO()
-    png = UncompressedPng(sink_of(file), 33, 70, bands, 8)
+    png = UncompressedPngWriter(sink_of(file), 33, 70, bands, 8)
     for top in range(0, 70, 9):
         png.write_rows(rows[top : top + 9])
     png.finish()
@@ -34,7 +34,7 @@ def test_8_bit_images_are_valid_pngs(bands: int) -> None:
 def test_16_bit_samples_are_big_endian() -> None:
     rows = np.arange(600, dtype=np.uint16).reshape(20, 30, 1) * 100
     file = io.BytesIO()
-    png = UncompressedPng(sink_of(file), 30, 20, 1, 16)
+    png = UncompressedPngWriter(sink_of(file), 30, 20, 1, 16)
     png.write_rows(rows)
     png.finish()
     with Image.open(file) as image:
@@ -49,7 +49,7 @@ def test_rows_are_written_at_once_and_little_is_held() -> None:
         sent += len(data)
 
     rows = np.zeros((512, 8000, 3), np.uint8)
-    png = UncompressedPng(count, 8000, 5120, 3, 8)
+    png = UncompressedPngWriter(count, 8000, 5120, 3, 8)
     tracemalloc.start()
     for done in range(1, 11):
         png.write_rows(rows)

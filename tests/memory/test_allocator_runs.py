@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from virtual_device import VirtualDevice
 
 from lowtide.core.units import MIB
-from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.allocator import SimulatedAllocator, SimulatedOutOfMemory
 
 
 class PlainAllocator:
@@ -61,7 +61,7 @@ class PlainAllocator:
 
 def test_equals_a_plain_implementation():
     chance = random.Random(5)
-    fast, plain, held = CachingAllocator(), PlainAllocator(), []
+    fast, plain, held = SimulatedAllocator(), PlainAllocator(), []
     for _ in range(3000):
         if held and chance.random() < 0.4 + len(held) / 200:
             first, second = held.pop(chance.randrange(len(held)))
@@ -75,7 +75,7 @@ def test_equals_a_plain_implementation():
 
 def test_whatever_happens_blocks_are_apart_and_everything_comes_back():
     chance = random.Random(7)
-    allocator = CachingAllocator(300 * MIB)
+    allocator = SimulatedAllocator(300 * MIB)
     held, failures = [], 0
     for _ in range(4000):
         if held and chance.random() < 0.4:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.allocator import CachingAllocator, SimulatedOutOfMemory
+from lowtide.memory.allocator import SimulatedAllocator, SimulatedOutOfMemory
 from support.recorded_history import replay_snapshot
 
 
@@ -46,13 +46,13 @@ def test_replaying_a_recorded_history():
 
 def test_a_history_with_another_device_in_mind():
     """With a capacity the simulation decides by itself what goes back, and when."""
-    roomy = replay_snapshot(RECORDED, CachingAllocator(GIB))
+    roomy = replay_snapshot(RECORDED, SimulatedAllocator(GIB))
     assert roomy.predicted_reserved == (20 + 2 + 64 + 72) * MIB
     assert roomy.error == pytest.approx(158 / 94 - 1)
-    tight = replay_snapshot(RECORDED, CachingAllocator(100 * MIB))
+    tight = replay_snapshot(RECORDED, SimulatedAllocator(100 * MIB))
     assert tight.predicted_reserved == 94 * MIB
     with pytest.raises(SimulatedOutOfMemory):
-        replay_snapshot(RECORDED, CachingAllocator(80 * MIB))
+        replay_snapshot(RECORDED, SimulatedAllocator(80 * MIB))
 
 
 def test_blocks_from_before_the_recording_are_counted():

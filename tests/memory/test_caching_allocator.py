@@ -7,7 +7,7 @@ import pytest
 
 from lowtide.core.units import KIB, MIB
 from lowtide.memory.allocator import (
-    CachingAllocator,
+    SimulatedAllocator,
     SimulatedOutOfMemory,
     replay_requests,
 )
@@ -29,7 +29,7 @@ from lowtide.memory.oom import is_out_of_memory
     ],
 )
 def test_rounding_and_segments(size, allocated, reserved):
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     handle = allocator.allocate(size)
     assert (allocator.allocated, allocator.reserved) == (allocated, reserved)
     allocator.free(handle)
@@ -41,15 +41,15 @@ def test_rounding_and_segments(size, allocated, reserved):
 
 def test_no_tensor_asks_for_nothing():
     with pytest.raises(ValueError, match="0 bytes"):
-        CachingAllocator().allocate(0)
+        SimulatedAllocator().allocate(0)
 
 
 def test_large_blocks_are_split_only_where_more_than_1_mib_is_left():
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     allocator.free(allocator.allocate(30 * MIB))
     allocator.allocate(29 * MIB)
     assert allocator.allocated == 30 * MIB
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     allocator.free(allocator.allocate(30 * MIB))
     allocator.allocate(29 * MIB - 512)
     assert allocator.allocated == 29 * MIB - 512
@@ -58,7 +58,7 @@ def test_large_blocks_are_split_only_where_more_than_1_mib_is_left():
 
 
 def test_the_smallest_block_that_fits_is_taken():
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     handles = [allocator.allocate(size * MIB) for size in (40, 12, 20)]
     for handle in handles:
         allocator.free(handle)
@@ -69,7 +69,7 @@ def test_the_smallest_block_that_fits_is_taken():
 
 
 def test_freed_neighbors_are_one_again():
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     handles = [allocator.allocate(5 * MIB) for _ in range(4)]
     assert allocator.reserved == 20 * MIB
     for index in (0, 2, 1, 3):
@@ -79,7 +79,7 @@ def test_freed_neighbors_are_one_again():
 
 
 def test_segments_that_anyone_uses_are_not_given_back():
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     small, _ = allocator.allocate(512), allocator.allocate(512)
     large = allocator.allocate(64 * MIB)
     allocator.free(small)
@@ -89,7 +89,7 @@ def test_segments_that_anyone_uses_are_not_given_back():
 
 
 def test_streams_do_not_share():
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     allocator.free(allocator.allocate(16 * MIB, stream=1))
     allocator.allocate(16 * MIB, stream=2)
     assert allocator.reserved == 32 * MIB
@@ -98,7 +98,7 @@ def test_streams_do_not_share():
 
 
 def test_a_block_another_stream_works_on_is_active_until_that_is_done():
-    allocator = CachingAllocator(20 * MIB)
+    allocator = SimulatedAllocator(20 * MIB)
     handle = allocator.allocate(16 * MIB)
     allocator.request_free(handle)
     assert (allocator.allocated, allocator.active) == (0, 16 * MIB)
@@ -108,7 +108,7 @@ def test_a_block_another_stream_works_on_is_active_until_that_is_done():
 
 
 def test_cached_segments_are_freed_before_anything_fails():
-    allocator = CachingAllocator(100 * MIB)
+    allocator = SimulatedAllocator(100 * MIB)
     handles = [allocator.allocate(30 * MIB) for _ in range(3)]
     allocator.free(handles[0])
     allocator.free(handles[1])
@@ -118,7 +118,7 @@ def test_cached_segments_are_freed_before_anything_fails():
 
 
 def test_running_out_says_what_was_missing_and_changes_nothing():
-    allocator = CachingAllocator(50 * MIB)
+    allocator = SimulatedAllocator(50 * MIB)
     allocator.allocate(30 * MIB)
     before = allocator.allocated, allocator.active, allocator.reserved
     with pytest.raises(SimulatedOutOfMemory, match=r"30\.0 MiB requested, .* of 50\.0 MiB") as seen:
@@ -132,8 +132,8 @@ def test_running_out_says_what_was_missing_and_changes_nothing():
 
 
 def test_replaying_a_run():
-    allocator = CachingAllocator()
+    allocator = SimulatedAllocator()
     replay_requests([(1, 30 * MIB), (2, 512), (1, -30 * MIB), (3, 0), (1, 20 * MIB)], allocator)
     assert (allocator.allocated, allocator.reserved) == (20 * MIB + 512, 32 * MIB)
     with pytest.raises(KeyError):
-        replay_requests([(9, -1)], CachingAllocator())
+        replay_requests([(9, -1)], SimulatedAllocator())

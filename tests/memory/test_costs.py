@@ -8,7 +8,7 @@ from lowtide.memory.costs import (
     BLOCK_SIZES,
     ModelCosts,
     ProbePoint,
-    ReusedBlocks,
+    ReusedBlockBytes,
     TracedPoint,
     fit_growth,
 )
@@ -80,7 +80,7 @@ def traced(blocks, sides=(64, 128, 256)):
     for side in sides:
         sizes = blocks(side * side)
         below = [sum(size for size in sizes if size < limit) for limit in BLOCK_SIZES]
-        reused = tuple(ReusedBlocks(at_run_peak=count, max_live=count) for count in below)
+        reused = tuple(ReusedBlockBytes(at_run_peak=count, max_live=count) for count in below)
         points.append(TracedPoint(pixels=side * side, peak_bytes=sum(sizes), reused_blocks=reused))
     return costs(lambda n: 1000 * n).model_copy(update={"traced_points": tuple(points)})
 

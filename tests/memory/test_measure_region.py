@@ -12,8 +12,8 @@ from torch import nn
 
 from lowtide import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.meter import HostMeter
-from lowtide.memory.plan_store import StoredTable
+from lowtide.memory.meter import HostMemoryMeter
+from lowtide.memory.plan_store import JsonCacheTable
 from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.process_memory import RESIDENT_PEAK
 from lowtide.memory.region import RegionUsage, measure
@@ -108,7 +108,7 @@ def test_a_reset_of_the_kernels_mark_does_not_hide_a_peak():
     inner.reset()
     with measure("cpu"):
         pass
-    meter = HostMeter()
+    meter = HostMemoryMeter()
     meter.start()
     meter.stop()
     assert inner.peaks()[0] - base < 8 * MIB
@@ -136,7 +136,7 @@ def test_an_estimate_next_to_its_measurement(step, tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.SiLU(), nn.Conv2d(32, 8, 3))
     plan = step((torch.rand(4, 8, 512, 512),))
-    expected = estimate(model, plan, operators=StoredTable("operators", folder=tmp_path))
+    expected = estimate(model, plan, operators=JsonCacheTable("operators", folder=tmp_path))
     run = plan.prepare(model)
     for _ in range(2):  # the first run loads libraries
         with measure("cpu") as region:

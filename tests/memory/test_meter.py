@@ -7,7 +7,7 @@ from subprocess_run import measure_in_subprocess
 
 from lowtide.core.units import MIB
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.memory.meter import CudaMeter
+from lowtide.memory.meter import CudaMemoryMeter
 from lowtide.memory.process_memory import available_host_bytes, total_host_bytes
 
 
@@ -81,7 +81,7 @@ def test_what_a_process_held_on_a_gpu_before_does_not_count():
 
     held, gone = block(300), block(200)
     del gone
-    meter = CudaMeter("cuda:0")
+    meter = CudaMemoryMeter("cuda:0")
     meter.start()
     nothing = meter.peak_bytes
     more = block(100)

@@ -11,7 +11,7 @@ from lowtide.memory.plan import (
     ImageGeometry,
     LedgerRow,
     Plan,
-    Refusal,
+    RefusedCandidate,
     StreamedStrategy,
     TiledStrategy,
     WholeStrategy,
@@ -195,7 +195,7 @@ def test_fast_takes_the_least_time_exact_or_not():
 
 def test_exact_without_any_candidate_says_why():
     rough = candidate("tiled", 10, accuracy="bounded", seams=0.1)
-    reason = Refusal(title="streamed", reason="it draws random numbers")
+    reason = RefusedCandidate(title="streamed", reason="it draws random numbers")
     with pytest.raises(UsageError, match="draws random numbers"):
         choose_plan([rough], budget(100), "exact", [reason])
     assert reason in choose_plan([rough], budget(100), "bounded", [reason]).refused

@@ -7,7 +7,7 @@ import pytest
 from lowtide import BudgetError, UsageError
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan, StreamedStrategy
-from lowtide.memory.plan_file import PlanFile, check_replay
+from lowtide.memory.plan_file import PlanFile, plan_for_replay
 from support.small_plans import MIB, a_plan
 
 
@@ -90,16 +90,16 @@ def test_a_missing_file_is_named(tmp_path) -> None:
 def test_a_plan_of_other_weights_is_refused() -> None:
     budget = Budget(100 * MIB, 100 * MIB, 0)
     with pytest.raises(UsageError, match="model sha256 is abc, but this run has def"):
-        check_replay(a_plan(), {"model_sha256": "def"}, budget)
+        plan_for_replay(a_plan(), {"model_sha256": "def"}, budget)
 
 
 def test_a_plan_over_the_budget_is_refused_with_what_it_needs() -> None:
     with pytest.raises(BudgetError) as caught:
-        check_replay(a_plan(), {}, Budget(40 * MIB, 40 * MIB, 0))
+        plan_for_replay(a_plan(), {}, Budget(40 * MIB, 40 * MIB, 0))
     assert caught.value.hint == "--budget 50MiB"
 
 
 def test_a_plan_that_suits_is_taken_with_the_budget_of_now() -> None:
-    plan = check_replay(a_plan(), {"scale": 2}, Budget(60 * MIB, 60 * MIB, 0))
+    plan = plan_for_replay(a_plan(), {"scale": 2}, Budget(60 * MIB, 60 * MIB, 0))
     assert plan.budget_bytes == 60 * MIB
     assert (plan.strategy.tile_width, plan.strategy.overlap) == (64, 14)

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from lowtide.memory import plan_store
-from lowtide.memory.plan_store import PlanStore, StoredTable, cache_folder, machine
+from lowtide.memory.plan_store import JsonCache, JsonCacheTable, cache_folder, machine_facts
 
 VALUE = {"error": 1e-7, "operators": "ab" * 20}
 
 
 @pytest.fixture
 def store(tmp_path):
-    return PlanStore(tmp_path)
+    return JsonCache(tmp_path)
 
 
 def names(folder):
@@ -30,7 +30,7 @@ def entry(tmp_path):
 def test_round_trip(store, tmp_path):
     assert store.get("proof", "a", 1) is None
     store.put("proof", "a", 1, value=VALUE)
-    assert store.get("proof", "a", 1) == PlanStore(tmp_path).get("proof", "a", 1) == VALUE
+    assert store.get("proof", "a", 1) == JsonCache(tmp_path).get("proof", "a", 1) == VALUE
     assert store.get("proof", "a", "1") is None
     assert store.get("bands", "a", 1) is None
     assert entry(tmp_path).name.startswith("proof-")
@@ -68,7 +68,7 @@ def test_other_content_is_not_believed(store, tmp_path, text):
     store.put("proof", value=VALUE)
     entry(tmp_path).write_bytes(text)
     assert store.get("proof") is None
-    assert StoredTable("proof", folder=tmp_path).get("error") is None
+    assert JsonCacheTable("proof", folder=tmp_path).get("error") is None
 
 
 def test_a_file_under_the_name_of_another_is_not_believed(store, tmp_path):
@@ -88,13 +88,13 @@ def test_what_another_package_stored_is_not_found(store, monkeypatch):
 
 
 def test_a_table_keeps_what_others_saved_meanwhile(tmp_path):
-    one, other = (StoredTable("operators", "m", folder=tmp_path) for _ in range(2))
+    one, other = (JsonCacheTable("operators", "m", folder=tmp_path) for _ in range(2))
     one.put("a", 1)
     other.put("b", 2)
     assert (one.get("a"), one.get("b")) == (1, None)
     one.save()
     other.save()
-    read = StoredTable("operators", "m", folder=tmp_path)
+    read = JsonCacheTable("operators", "m", folder=tmp_path)
     assert (read.get("a"), read.get("b"), read.get("c")) == (1, 2, None)
 
 
@@ -159,10 +159,10 @@ def test_what_0_2_left_is_removed_once(store, tmp_path):
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
     (tmp_path / "file").write_text("a regular file")
-    store = PlanStore(tmp_path / "file" / "below")
+    store = JsonCache(tmp_path / "file" / "below")
     store.put("proof", value=VALUE)
     assert store.get("proof") is None
-    table = StoredTable("operators", folder=tmp_path / "file")
+    table = JsonCacheTable("operators", folder=tmp_path / "file")
     table.put("a", 1)
     table.save()
     assert table.get("a") == 1
@@ -198,7 +198,7 @@ import sys
 from pathlib import Path
 from lowtide.memory import plan_store
 plan_store._MOST_FILES = 20
-store = plan_store.PlanStore(Path(sys.argv[1]))
+store = plan_store.JsonCache(Path(sys.argv[1]))
 for turn in range(60):
     for kind in ("graph", "bands"):
         store.put(kind, "both", value=[turn] * 1000)
@@ -219,10 +219,10 @@ def test_two_processes_write_at_once(store, tmp_path):
 
 
 def test_facts_of_a_machine(monkeypatch):
-    before = machine()
-    assert machine("rtx3060-12gb") != before == machine("cpu")
+    before = machine_facts()
+    assert machine_facts("rtx3060-12gb") != before == machine_facts("cpu")
     monkeypatch.setattr(plan_store, "cpu_name", lambda: "another processor")
-    assert machine() != before
+    assert machine_facts() != before
 
 
 def test_where_it_is(monkeypatch, tmp_path):
@@ -245,7 +245,7 @@ def test_no_home_is_no_cache_and_no_error(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert cache_folder() is None
-    store, table = PlanStore(), StoredTable("operators")
+    store, table = JsonCache(), JsonCacheTable("operators")
     store.put("proof", value=1)
     table.put("a", 1)
     table.save()

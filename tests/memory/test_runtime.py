@@ -10,7 +10,7 @@ from lowtide.attention import cpu_ops
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.prediction.result import (
-    RuntimeObjects,
+    RuntimeObjectCounts,
     count_runtime_objects,
     shipped_runtime,
 )
@@ -63,7 +63,7 @@ def test_a_linear_layer_with_gelu_has_a_kernel_of_its_own():
 
 def test_a_linear_layer_by_the_blas_library_does_not_count():
     found, _ = objects_of(nn.Linear(8, 8), InferenceStep((torch.empty(2, 30, 8, device="meta"),)))
-    assert found == RuntimeObjects(
+    assert found == RuntimeObjectCounts(
         convolutions=0,
         backward_convolutions=0,
         low_convolutions=0,

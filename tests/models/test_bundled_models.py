@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lowtide import ModelError
 from lowtide.core.metrics import psnr_y
-from lowtide.models import bundled, describe, load, lowtide_files, names
+from lowtide.models import bundled, bundled_names, describe_bundled, load, lowtide_files
 from lowtide.models.resample import resize_cubic
 
 KINDS = ("lowtide", "lowtide-large", "lowtide-photo")
@@ -21,15 +21,15 @@ DENOISERS = ("lowtide-denoise", "lowtide-photo-denoise")
 
 
 def test_names() -> None:
-    assert names() == (*UPSCALERS, *DENOISERS)
+    assert bundled_names() == (*UPSCALERS, *DENOISERS)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", bundled_names())
 def test_file_card_and_description(name: str) -> None:
-    model, facts = load(name), describe(name)
+    model, facts = load(name), describe_bundled(name)
     assert model.descriptor == facts
     assert facts.license == "MIT"
-    entry = bundled.find(name)
+    entry = bundled.find_bundled(name)
     assert entry.path.stat().st_size < 4_000_000
     card = entry.model_card.read_text()
     assert facts.sha256 in card
@@ -108,12 +108,12 @@ def test_unknown_name() -> None:
         load("lowtide-x3")
     assert "lowtide-x" in (caught.value.hint or "")
     with pytest.raises(ModelError, match="no model 'zebra'"):
-        describe("zebra")
+        describe_bundled("zebra")
 
 
 def test_changed_file_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in names():
-        shutil.copy(bundled.find(name).path, tmp_path)
+    for name in bundled_names():
+        shutil.copy(bundled.find_bundled(name).path, tmp_path)
     monkeypatch.setattr(bundled, "WEIGHTS", tmp_path)
     path = tmp_path / "lowtide-x2.safetensors"
     content = bytearray(path.read_bytes())
@@ -129,7 +129,7 @@ def test_changed_file_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_recognized_anywhere_by_its_metadata(tmp_path: Path) -> None:
     path = tmp_path / "elsewhere.safetensors"
-    shutil.copy(bundled.find("lowtide-x2").path, path)
+    shutil.copy(bundled.find_bundled("lowtide-x2").path, path)
     model = load(str(path))
     assert model.descriptor.name == "elsewhere"
     assert model.descriptor.architecture == "ParagonConv"
@@ -151,7 +151,7 @@ def test_recognized_anywhere_by_its_metadata(tmp_path: Path) -> None:
 )
 def test_wrong_metadata(tmp_path: Path, architecture: str, config: str, words: str) -> None:
     path = tmp_path / "model.safetensors"
-    tensors = load_file(bundled.find("lowtide-x2").path)
+    tensors = load_file(bundled.find_bundled("lowtide-x2").path)
     save_file(
         tensors, path, {lowtide_files.ARCHITECTURE: architecture, lowtide_files.CONFIG: config}
     )

@@ -9,7 +9,7 @@ import lowtide
 from lowtide import ModelError, UsageError
 from lowtide.models.denoiser.config import SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser
-from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.models.denoiser.noise_level import NoiseEstimator
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.models.lowtide_files import metadata_for
 from support.denoiser_files import small_denoiser
@@ -149,7 +149,7 @@ def test_noise_levels_are_estimated_band_by_band(photo):
     noise = np.random.default_rng(0).standard_normal(clean.shape, np.float32)
 
     def estimate(image, step):
-        level = NoiseLevel(image.shape[2])
+        level = NoiseEstimator(image.shape[2])
         for first in range(0, len(image), step):
             level.add(image[first : first + step])
         return level.sigma()

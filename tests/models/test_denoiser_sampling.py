@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowtide import UsageError
-from lowtide.jobs.denoise.states import StateFile, StepSink
+from lowtide.jobs.denoise.states import SamplingStepSink, ScratchImage
 from lowtide.models.denoiser.config import SchedulerName, SlimUNetConfig
 from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
 from lowtide.models.denoiser.sampling import (
@@ -131,10 +131,10 @@ def test_states_on_disk_are_the_same_for_any_bands(scheduler, measured, tmp_path
     steps = sampling_steps(scheduler, SIGMA, 6)
     for height in (1, 2, 5):
         count = 2 + earlier_predictions(scheduler, len(steps))
-        state, after, *earlier = (StateFile(rows.shape, tmp_path) for _ in range(count))
+        state, after, *earlier = (ScratchImage(rows.shape, tmp_path) for _ in range(count))
         state.write(0, rows)
         for step in steps:
-            sink = StepSink(step, state, after, earlier, seed=3)
+            sink = SamplingStepSink(step, state, after, earlier, seed=3)
             for first in range(0, len(rows), height):
                 sink.write(first, wavy(state.read(first, first + height), step.sigma))
             state, after = after, state

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scoringrules
 
-from lowtide.models.forecaster.paths import PATHS, Distribution, choose_paths, energy_score
+from lowtide.models.forecaster.paths import PATHS, ForecastDistribution, choose_paths, energy_score
 
 COUNT, HORIZON, VARIABLES = 600, 12, 2
 
@@ -80,7 +80,7 @@ def test_the_energy_score_is_that_of_scoringrules():
 def test_beyond_the_result_memory_does_not_grow_with_the_samples(name):
     shape = 96, 7
     sampler = PATHS[name](np.random.default_rng(0).normal(size=(64, *shape)))
-    windows, beyond = Distribution(np.arange(3), *np.ones((2, 3, *shape))), []
+    windows, beyond = ForecastDistribution(np.arange(3), *np.ones((2, 3, *shape))), []
     windows.sample(sampler, 20, seed=0)  # what is made once
     for samples in (20, 500):
         tracemalloc.start()

@@ -9,7 +9,7 @@ import torch
 from lowtide import InputError, ModelError, NotFiniteError, UsageError
 from lowtide.attention.backends import BACKENDS
 from lowtide.models.ldm4ts import LDM4TSModel
-from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
+from lowtide.models.ldm4ts.latent_sampler import GaussianLatent, ScheduleAngles, sample_latents
 
 SMALL = dict(
     image_size=(32, 24), horizons=(7, 10), look_back=41, variables=3, period=5, width=8, seed=3
@@ -113,7 +113,7 @@ def test_samples_depend_on_window_seed_and_key_alone(fitted):
 
 def test_the_last_step_ends_at_the_latent_whatever_their_number():
     latent = torch.randn(3, 2, 4, 5, generator=torch.Generator().manual_seed(0))
-    angles, gaussian = Angles(1000), GaussianLatent((2, 4, 5))
+    angles, gaussian = ScheduleAngles(1000), GaussianLatent((2, 4, 5))
     gaussian.fit(torch.randn(200, 2, 4, 5, generator=torch.Generator().manual_seed(1)).cumsum(2))
 
     def oracle(noisy, time):
@@ -127,7 +127,7 @@ def test_the_last_step_ends_at_the_latent_whatever_their_number():
 
 def test_gaussian_latents_are_sampled_exactly_in_any_number_of_steps():
     numbers = torch.Generator().manual_seed(0)
-    angles, gaussian = Angles(1000), GaussianLatent((1, 6, 6))
+    angles, gaussian = ScheduleAngles(1000), GaussianLatent((1, 6, 6))
     mixing = torch.randn(36, 36, generator=numbers) * torch.logspace(0.5, -0.5, 36)
     gaussian.fit((torch.randn(5000, 36, generator=numbers) @ mixing.T).view(-1, 1, 6, 6))
     noise = torch.randn(5000, 1, 6, 6, generator=numbers)

@@ -14,7 +14,7 @@ from lowtide.models.ldm4ts.conditioning import (
     segmentation,
     view_images,
 )
-from lowtide.models.ldm4ts.path_image import PathImage
+from lowtide.models.ldm4ts.path_image import PathImageMap
 
 # Horizon, variables, period and image size.
 PATHS = [
@@ -104,7 +104,7 @@ def test_views_of_constant_series_are_finite_and_windows_do_not_see_each_other()
 
 def test_images_of_paths_are_inverted_bit_for_bit():
     for horizon, variables, period, size in PATHS:
-        images = PathImage(horizon, variables, period, size)
+        images = PathImageMap(horizon, variables, period, size)
         path = walks(3, horizon, variables).float()
         image = images.to_image(path)
         assert image.shape == (3, variables, *size)
@@ -116,8 +116,8 @@ def test_images_of_paths_are_inverted_bit_for_bit():
 
 
 def test_a_path_image_has_a_period_in_each_row_and_room_for_all_steps():
-    image = PathImage(10, 1, 4, (6, 8)).to_image(torch.arange(10.0)[None, :, None])
+    image = PathImageMap(10, 1, 4, (6, 8)).to_image(torch.arange(10.0)[None, :, None])
     assert image[0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert image[0, 0, :, 0].tolist() == [0, 0, 4, 4, 8, 8]
     with pytest.raises(UsageError, match="path of 257 steps has no place in an image of 16x16"):
-        PathImage(257, 1, 24, (16, 16))
+        PathImageMap(257, 1, 24, (16, 16))

@@ -11,7 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.models import low_precision
-from lowtide.models.low_precision import EdgeConv, LowPrecision, to_low_precision
+from lowtide.models.low_precision import Fp32EdgeConv, LowPrecisionWrapper, to_low_precision
 from lowtide.models.optimized.replace import replace_modules
 
 
@@ -26,7 +26,7 @@ def decibels(result, expected):
 
 
 def edges(network):
-    return [name for name, part in network.named_modules() if isinstance(part, EdgeConv)]
+    return [name for name, part in network.named_modules() if isinstance(part, Fp32EdgeConv)]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ FORMS = [
 @torch.no_grad()
 def test_strips_give_what_the_whole_gives(monkeypatch, form, order):
     plain = nn.Conv2d(6, 4, **form).eval()
-    edge = EdgeConv.of(plain, torch.bfloat16)
+    edge = Fp32EdgeConv.of(plain, torch.bfloat16)
     images = torch.randn(2, 6, 31, 17).bfloat16().contiguous(memory_format=order)
     expected = plain(images.float()).bfloat16()
     for height in (1, 2, 5, 30):
@@ -142,7 +142,7 @@ def test_strips_give_what_the_whole_gives(monkeypatch, form, order):
 
 @torch.no_grad()
 def test_ends_hold_strips_of_what_they_convert():
-    edge = EdgeConv.of(nn.Conv2d(64, 3, 3, padding=1), torch.float32)
+    edge = Fp32EdgeConv.of(nn.Conv2d(64, 3, 3, padding=1), torch.float32)
     images = torch.randn(1, 64, 640, 512).bfloat16()
     converted = 4 * images.numel()
     # The workspace of a convolution differs by processor.
@@ -153,7 +153,7 @@ def test_ends_hold_strips_of_what_they_convert():
 @torch.no_grad()
 def test_a_copy_of_it_is_the_same():
     low = to_low_precision(Shifted().eval(), torch.float16, picture())
-    assert isinstance(low, LowPrecision)
+    assert isinstance(low, LowPrecisionWrapper)
     assert torch.equal(copy.deepcopy(low)(picture()), low(picture()))
 
 

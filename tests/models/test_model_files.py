@@ -181,7 +181,7 @@ def test_metadata_that_are_not_all_text_are_read(
 
 def test_our_own_metadata_beside_a_number(tmp_path: Path) -> None:
     path = tmp_path / "odd.safetensors"
-    shutil.copy(bundled.find("lowtide-x2").path, path)
+    shutil.copy(bundled.find_bundled("lowtide-x2").path, path)
     _with_metadata(path, {**lowtide_files.read_metadata(path), "epoch": 3})
     model, image = load(path), torch.rand(1, 3, 9, 8)
     assert model.descriptor.architecture == "ParagonConv"

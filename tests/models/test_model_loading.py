@@ -61,7 +61,7 @@ def test_module_contract(network: Networks, write: Writer, name: str) -> None:
     assert raw.shape == (2, facts.out_channels, 16 * facts.scale, 24 * facts.scale)
     assert torch.equal(raw.clamp(0, 1), whole)
     # Only a family with a call of its own is wrapped.
-    assert isinstance(model.module, spandrel_files.SpandrelCall) == (name == "dncnn")
+    assert isinstance(model.module, spandrel_files.SpandrelNetwork) == (name == "dncnn")
     assert not model.module.training
     assert not any(parameter.requires_grad for parameter in model.module.parameters())
 
@@ -136,7 +136,8 @@ def test_real_model(data: Path) -> None:
 
 def test_importing_models_is_light() -> None:
     code = (
-        "import sys, lowtide.models as m; m.names(); m.describe('lowtide-x2'); m.SizeRule();"
+        "import sys, lowtide.models as m; m.bundled_names(); m.describe_bundled('lowtide-x2'); "
+        "m.SizeRule();"
         "sys.exit(any(x in sys.modules for x in ('torch', 'spandrel', 'torchvision')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,7 @@ from lowtide.models.paragonsr2.munet import (
     MUNet,
     MUNetConfig,
     SpectrumBranch,
-    luma,
+    rec601_luma,
 )
 
 # Learned values of the usual shape.
@@ -95,7 +95,7 @@ def test_edges_are_differences_of_luma():
     branch.refine = nn.Identity()
     image = torch.rand(1, 3, 5, 6)
     seen = branch(image)
-    gray = luma(image)
+    gray = rec601_luma(image)
     assert torch.equal(seen[0, 0, :, :-1], gray[0, 0, :, 1:] - gray[0, 0, :, :-1])
     assert torch.equal(seen[0, 1, :-1], gray[0, 0, 1:] - gray[0, 0, :-1])
     assert not seen[0, 0, :, -1].any() and not seen[0, 1, -1].any()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lowtide import InputError, ModelError, UsageError
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise, RicianNoise
 from lowtide.models.denoiser.noise_table import (
     NoiseSetting,
@@ -33,29 +33,33 @@ MODELS = [
 @pytest.mark.parametrize("value", [0.0, 0.004, 0.3])
 def test_samples_have_the_stated_statistics(model, value):
     clean = np.full((2, 161, 199), value, np.float32)
-    noisy = model.sample(clean, philox(3, 1, 0, 0))
+    noisy = model.sample(clean, philox_generator(3, 1, 0, 0))
     assert noisy.shape == clean.shape and noisy.dtype == np.float32
     sigma = float(model.sigma(value))
     # 322 rows tell the mean and variance of row noise.
     loose = 4 * sigma / np.sqrt(322)
     assert noisy.mean() == pytest.approx(float(model.mean(value)), abs=loose)
     assert noisy.std() == pytest.approx(sigma, rel=0.05)
-    assert np.array_equal(noisy, model.sample(clean, philox(3, 1, 0, 0)))
-    assert not np.array_equal(noisy, model.sample(clean, philox(4, 1, 0, 0)))
+    assert np.array_equal(noisy, model.sample(clean, philox_generator(3, 1, 0, 0)))
+    assert not np.array_equal(noisy, model.sample(clean, philox_generator(4, 1, 0, 0)))
     assert np.all(np.isfinite([model.level, *model.noise_parameters]))
 
 
 def test_pixels_of_a_row_share_their_offset():
-    noisy = RawCameraNoise(**RAW).sample(np.zeros((400, 300), np.float32), philox(0, 1, 0, 0))
+    noisy = RawCameraNoise(**RAW).sample(
+        np.zeros((400, 300), np.float32), philox_generator(0, 1, 0, 0)
+    )
     assert np.unique(noisy * (16383 - 512)).size < 100  # whole levels
     variance = 9**2 + 4**2 + 1 / 12
     beside = np.corrcoef(noisy[:, :-1].ravel(), noisy[:, 1:].ravel())[0, 1]
     below = np.corrcoef(noisy[:-1].ravel(), noisy[1:].ravel())[0, 1]
     assert beside == pytest.approx(16 / variance, abs=0.03) and abs(below) < 0.03
     # What would be below level 0 or above white is clipped, as by a sensor.
-    dark = RawCameraNoise(**(RAW | {"black": 4})).sample(np.zeros((50, 50)), philox(0, 1, 0, 0))
+    dark = RawCameraNoise(**(RAW | {"black": 4})).sample(
+        np.zeros((50, 50)), philox_generator(0, 1, 0, 0)
+    )
     assert dark.min() == np.float32(-4 / 16379)
-    bright = RawCameraNoise(**RAW).sample(np.ones((50, 50)), philox(0, 1, 0, 0))
+    bright = RawCameraNoise(**RAW).sample(np.ones((50, 50)), philox_generator(0, 1, 0, 0))
     assert bright.max() == 1
 
 

@@ -18,7 +18,7 @@ from lowtide.models.optimized.token_linear import (
     OptimizedPatchEmbed,
     OptimizedPointwiseConv,
 )
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from support.window_transformers import HOMES, MORE, network
 
 
@@ -129,7 +129,7 @@ def test_an_exported_graph_is_that_of_the_model_itself(both, monkeypatch):
     make_masks_once(plain, monkeypatch)
     image = torch.rand(1, 3, 24, 40)
     names = [
-        [str(node.target) for node in capture(one, image).nodes if node.kind == "call"]
+        [str(node.target) for node in capture_graph(one, image).nodes if node.kind == "call"]
         for one in (plain, fast)
     ]
     assert names[0] == names[1]
@@ -150,7 +150,7 @@ def test_a_capture_makes_masks_of_each_kind_once(family, monkeypatch):
     replace_modules(fast)
     for _ in range(2):
         made.clear()
-        capture(fast, torch.rand(1, 3, 24, 40))
+        capture_graph(fast, torch.rand(1, 3, 24, 40))
         assert sorted(made) == [0, 4]
 
 

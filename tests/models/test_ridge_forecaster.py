@@ -7,7 +7,7 @@ from lowtide import InputError
 from lowtide.models.forecaster import forecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, moments
-from lowtide.models.forecaster.windows import forward_fill, targets
+from lowtide.models.forecaster.windows import forward_fill, target_windows
 
 SEASON, HORIZON = 12, 18
 
@@ -84,7 +84,7 @@ def test_bands_hold_what_they_promise(noise):
     origins = np.arange(2000, 3000 - HORIZON, 3)
     samples = model.sample(predicted(model, values, origins), 200, seed=0)
     low, high = np.quantile(samples, (0.05, 0.95), axis=1)
-    truth = targets(values, origins, HORIZON)
+    truth = target_windows(values, origins, HORIZON)
     assert 0.86 <= ((truth >= low) & (truth <= high)).mean() <= 0.94
 
 
@@ -94,7 +94,7 @@ def test_paths_keep_how_steps_move_together():
     origins = np.arange(2000, 3000 - HORIZON, 3)
     samples = model.sample(predicted(model, values, origins), 200, seed=0)
     spread = samples.mean(axis=2).std(axis=1).mean()
-    errors = (targets(values, origins, HORIZON) - samples.mean(axis=1)).mean(axis=1).std()
+    errors = (target_windows(values, origins, HORIZON) - samples.mean(axis=1)).mean(axis=1).std()
     independent = samples.std(axis=1).mean() / np.sqrt(HORIZON)
     assert spread == pytest.approx(errors, rel=0.15)
     assert spread > 1.5 * independent

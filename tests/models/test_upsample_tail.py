@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.models.low_precision import EdgeConv, to_low_precision
+from lowtide.models.low_precision import Fp32EdgeConv, to_low_precision
 from lowtide.models.optimized import narrow_conv
 from lowtide.models.optimized.narrow_conv import DeferredLayers, OptimizedTail
 
@@ -72,7 +72,7 @@ def test_the_last_convolution_stays_in_fp32_in_half_precision(tails):
     _, fast = tails
     x = torch.rand(1, 6, 20, 14)
     low = to_low_precision(fast, torch.bfloat16, x)
-    assert isinstance(low.body.conv_last.plain, EdgeConv)
+    assert isinstance(low.body.conv_last.plain, Fp32EdgeConv)
     assert not low.reason
     with torch.inference_mode():
         expected, found = fast(x), low(x)

@@ -12,7 +12,7 @@ from lowtide import BudgetError, OutputError, UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.chunk_stream import ChunkStream
 from lowtide.streaming.clip_planner import ClipPlanner
-from lowtide.streaming.engine.clip_chunks import StateStore
+from lowtide.streaming.engine.clip_chunks import CarriedStateStore
 from support.causal_modules import Later, LaterWithAttention, causal_modules, whole_clip
 
 ALL = 99
@@ -129,7 +129,7 @@ def test_the_state_may_be_in_host_memory():
     stream = ChunkStream(first, later, budget=budget, **settings)
     plan, wanted = stream.plan(clip), stream(clip)
     # as for a GPU, whose transfers this machine may not have
-    store = StateStore("host", 3, clip.device, ScratchSpace())
+    store = CarriedStateStore("host", 3, clip.device, ScratchSpace())
     stream._prepared = stream._prepared[0], replace(plan, store=store)
     assert torch.equal(stream(clip), wanted)
 

@@ -8,8 +8,8 @@ from subprocess_run import measure_in_subprocess
 
 import lowtide
 from lowtide.core.units import MIB
-from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.planning_memory import kept_bytes, whole_run_bytes
+from lowtide.streaming.capture.export_graph import capture_graph
+from lowtide.streaming.planning_memory import plan_kept_bytes, whole_run_bytes
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def first_call():
 
 def test_the_first_call_keeps_the_budget_beside_what_planning_left(first_call):
     assert first_call["peak"] <= 96 * MIB
-    assert first_call["layout"] + kept_bytes(first_call["steps"]) <= 0.9 * 96 * MIB
+    assert first_call["layout"] + plan_kept_bytes(first_call["steps"]) <= 0.9 * 96 * MIB
     # It was the budget that ended the search for larger bands.
     assert first_call["layout"] >= 0.4 * 96 * MIB
 
@@ -84,7 +84,7 @@ def test_bytes_of_a_whole_run_follow_from_the_graph(height, width):
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 1)
     )
-    graph = capture(model.eval(), torch.zeros(1, 3, height, width))
+    graph = capture_graph(model.eval(), torch.zeros(1, 3, height, width))
     # A map of 8 channels and its ReLU are alive together, more than the ReLU and the result.
     assert whole_run_bytes(graph) == 2 * 8 * height * width * 4
 

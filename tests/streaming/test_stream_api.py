@@ -16,7 +16,7 @@ from lowtide.core import scratch
 from lowtide.core.units import MIB
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.certificate import Certificate, _measure
+from lowtide.streaming.certificate import StreamCertificate, _measure
 from lowtide.streaming.pages.page import MemoryPage, memory_order
 from lowtide.streaming.pages.spilled_page import DiskPage
 from support.stream_models import Normed, whole
@@ -171,7 +171,7 @@ def test_16_bits_that_leave_a_lot_are_judged_by_fp32(model):
     own = (found - whole).abs().max() / whole.abs().max()
     assert strict.own_error == pytest.approx(float(own), rel=1e-3)
     assert strict.holds(-1.0)
-    assert not Certificate(2.1 * strict.own_error, "", strict.own_error).holds(1.0)
+    assert not StreamCertificate(2.1 * strict.own_error, "", strict.own_error).holds(1.0)
     # Numbers of 32 bits are held to what is allowed.
     assert _measure(model, ModelInputs.of(image.float()), allowed=-1.0).own_error is None
 
@@ -252,7 +252,7 @@ def test_layouts_are_remembered(model, monkeypatch):
         raise AssertionError("looked at again")
 
     monkeypatch.setattr("lowtide.streaming.planner.layout_cost.estimate_segment", never)
-    monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_run", never)
+    monkeypatch.setattr("lowtide.streaming.planner.dry_run.trace_stream_run", never)
     again = lowtide.stream(model, budget="64MiB").prepare(image).layout
     assert (again.key, again.peak_bytes) == (first.key, first.peak_bytes)
     with pytest.raises(AssertionError, match="looked at again"):
@@ -263,14 +263,14 @@ def test_a_wrong_rule_is_found_out(monkeypatch):
     """A norm whose statistics are of something else must not pass."""
     from lowtide.streaming.rules import norm
 
-    honest = norm.Moments.merged
+    honest = norm.GroupMoments.merged
 
     def average(self, other):
         both = honest(self, other)
         mean = (self.squares / self.count + other.squares / other.count) / 2
-        return norm.Moments(both.count, both.mean, mean * both.count)
+        return norm.GroupMoments(both.count, both.mean, mean * both.count)
 
-    monkeypatch.setattr(norm.Moments, "merged", average)
+    monkeypatch.setattr(norm.GroupMoments, "merged", average)
     with pytest.raises(ModelError, match="differ from the whole"):
         lowtide.stream(Normed().eval(), budget="64MiB")(torch.rand(1, 3, 80, 80))
 

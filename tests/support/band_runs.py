@@ -8,22 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import FullTensorOp, lower_to_rows
-from lowtide.streaming.engine.segments import CutPoints, cut_segments
+from lowtide.streaming.engine.segments import CutFinder, cut_segments
 from lowtide.streaming.pages.page import MemoryPage, memory_order
 
 
 def program_of(module, image, axis=2):
-    return lower_to_rows(capture(module.eval(), ModelInputs((image,), {0: axis})))
+    return lower_to_rows(capture_graph(module.eval(), ModelInputs((image,), {0: axis})))
 
 
 def results_by_bands(program, image, bands, parts=1, make_page=None):
     """The result tensors of ``program``, in the order in which its model returns them."""
-    segments = cut_segments(program, CutPoints(program).cuts(parts))
+    segments = cut_segments(program, CutFinder(program).cuts(parts))
     pages = make_page or memory_page_factory(program, image.device)
     (axis,) = program.graph.axes
     sweep = BandExecutor(program, segments, [bands] * len(segments), pages)

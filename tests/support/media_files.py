@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from lowtide.media import EncodeOptions, Metadata, open_image, open_sink
+from lowtide.media import EncodeOptions, ImageMetadata, open_image, open_sink
 from lowtide.media.image_info import ImageInfo, SampleType
 
 FULL = {"uint8": 255, "uint16": 65_535, "float32": 1.0}
@@ -33,7 +33,7 @@ def write_image(
     rows: np.ndarray,
     *,
     step: int = 10,
-    metadata: Metadata | None = None,
+    metadata: ImageMetadata | None = None,
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
     strip_metadata: bool = False,

@@ -8,14 +8,14 @@ import numpy as np
 
 from lowtide.core.heap import trim_heap
 from lowtide.core.units import MIB
-from lowtide.memory.meter import HostMeter, open_meter, resident_peak_bytes
+from lowtide.memory.meter import HostMemoryMeter, open_meter, resident_peak_bytes
 
 
-def _started() -> HostMeter:
+def _started() -> HostMemoryMeter:
     gc.disable()  # what imports left behind is collected before, or not at all
     trim_heap(collect=True)
     meter = open_meter("cpu")
-    assert isinstance(meter, HostMeter)
+    assert isinstance(meter, HostMemoryMeter)
     meter.start()
     return meter
 

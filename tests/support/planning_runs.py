@@ -5,7 +5,7 @@ import sys
 import torch
 
 import lowtide
-from lowtide.memory.meter import HostMeter
+from lowtide.memory.meter import HostMemoryMeter
 from support.tiny_autoencoders import small_vae
 
 
@@ -14,7 +14,7 @@ def first_call_in_96_mib():
     PyTorch's tracing; then bytes of bands and operators."""
     stream = lowtide.stream(small_vae().decoder, budget="96MiB")
     latents, before = torch.rand(1, 4, 768, 768), set(sys.modules)
-    meter = HostMeter(0.002)
+    meter = HostMemoryMeter(0.002)
     meter.start()
     with torch.no_grad():
         stream(latents)

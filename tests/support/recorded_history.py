@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.memory.allocator import CachingAllocator
+from lowtide.memory.allocator import SimulatedAllocator
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SnapshotReplay:
 
 
 def replay_snapshot(
-    trace_entries: Iterable[Mapping[str, Any]], allocator: CachingAllocator | None = None
+    trace_entries: Iterable[Mapping[str, Any]], allocator: SimulatedAllocator | None = None
 ) -> SnapshotReplay:
     """Replay a recorded CUDA memory history, and compare the peaks reserved.
 
@@ -41,7 +41,7 @@ def replay_snapshot(
         allocator: a new one, without a capacity by default: then it releases memory where the
             recorded one did (`empty_cache`), since only that one knew what its device had left.
     """
-    allocator = allocator or CachingAllocator()
+    allocator = allocator or SimulatedAllocator()
     replayed = _Replay(allocator)
     for entry in trace_entries:
         replayed.step(entry)
@@ -53,7 +53,7 @@ def replay_snapshot(
 class _Replay:
     """Replays entries one by one; a block is identified by its recorded address."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
+    def __init__(self, allocator: SimulatedAllocator) -> None:
         self.allocator = allocator
         self.reserved = self.peak = self.allocations = self.unmatched = 0
         self._handles: dict[int, int] = {}

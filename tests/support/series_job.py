@@ -14,12 +14,12 @@ from lowtide.core.atomic_file import new_part_name, put_in_place
 from lowtide.core.option import Option
 from lowtide.jobs.engine.item import ComputedItem
 from lowtide.jobs.engine.journal import open_journal
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.report import ItemReport, JobReport, SkippedInput
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.engine.settings import RunSettings
-from lowtide.jobs.engine.workers import Workers
-from lowtide.media.discover import MediaKind, discover
+from lowtide.jobs.engine.workers import WorkerPool
+from lowtide.media.discover import MediaKind, discover_files
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import open_meter
 from lowtide.memory.plan import LedgerRow, Plan
@@ -147,7 +147,7 @@ def average(
 ) -> AverageReport:
     """Average the series of files or folders, in this process or in ``workers``."""
     chosen = AverageSettings.of(**settings)
-    found = discover(list(inputs), output, kind=SERIES)
+    found = discover_files(list(inputs), output, kind=SERIES)
     folder = None if found.single_file else Path(output)
     budget, scratch = chosen.parse_budget("cpu", Path(output)), folder or Path(output).parent
     report = AverageReport(skipped_inputs=SkippedInput.of(found))
@@ -163,10 +163,12 @@ def average(
             if workers:
                 setup = {"settings": chosen.to_json(), "budget": asdict(budget)}
                 devices = ["cpu"] * workers
-                Workers(AverageJob, {"cpu": setup}, devices, results, threads=1, **run).run(cancel)
+                WorkerPool(AverageJob, {"cpu": setup}, devices, results, threads=1, **run).run(
+                    cancel
+                )
             else:
                 job, count = AverageJob(chosen, budget), len(found.pairs)
-                Pipeline(job, results, meter, cancel=cancel, count=count, **run).run(
+                JobPipeline(job, results, meter, cancel=cancel, count=count, **run).run(
                     results.due_items()
                 )
     finally:

@@ -2,8 +2,12 @@
 
 import torch
 
-from lowtide.attention.spatial.position import DecomposedBias, Rope2d, TableBias
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.position import (
+    FactorizedRelativePositionBias,
+    RelativePositionBias,
+    Rope2d,
+)
+from lowtide.attention.spatial.window_grid import WindowGeometry
 
 
 def mirror(position, length):
@@ -14,7 +18,7 @@ def mirror(position, length):
     return position
 
 
-def axis(windows: Windows, length, phase):
+def axis(windows: WindowGeometry, length, phase):
     """For each window: its queries, [(position, pixel or None)] of its keys, its unclipped span."""
     step, found, start = windows.size - windows.shared, [], -phase
     covered = 0
@@ -55,11 +59,11 @@ def fade(windows, span, pixel):
 
 def bias(position, down, right):
     """(heads, queries, keys) of distances (rows, rows) and (columns, columns), or 0."""
-    if isinstance(position, TableBias):
+    if isinstance(position, RelativePositionBias):
         farthest = position.table.shape[-1] // 2
         found = position.table[:, down + farthest][..., right + farthest]
         return found.permute(0, 1, 3, 2, 4).flatten(3, 4).flatten(1, 2)
-    if isinstance(position, DecomposedBias):
+    if isinstance(position, FactorizedRelativePositionBias):
         farthest = position.down.shape[-1] // 2
         rows = position.down[:, down + farthest].repeat_interleave(len(right), 1)
         rows = rows.repeat_interleave(right.shape[1], 2)

@@ -3,10 +3,10 @@
 import itertools
 import os
 
-from lowtide.memory.plan_store import StoredTable
+from lowtide.memory.plan_store import JsonCacheTable
 
 _NUMBERS = itertools.count()
 
 
-def empty_table() -> StoredTable:
-    return StoredTable("operators", os.getpid(), next(_NUMBERS))
+def empty_table() -> JsonCacheTable:
+    return JsonCacheTable("operators", os.getpid(), next(_NUMBERS))

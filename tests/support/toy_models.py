@@ -9,10 +9,10 @@ from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan
 from lowtide.memory.costs import ModelCosts, ProbePoint
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, PlanOverrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.tiles.runner import execute_plan
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 GIB = 1 << 30
 
@@ -93,7 +93,7 @@ class Strided(nn.Module):
 
 def network(module, scale=2, channels=3, **more):
     """The module as the runner sees it."""
-    return NetworkSpec(module, scale, channels, channels, **more)
+    return RunnableNetwork(module, scale, channels, channels, **more)
 
 
 def image_adapter(net, array):
@@ -138,7 +138,7 @@ def make_plan(array, reach, *, scale=2, channels=3, align=1, minimum=0, budget=G
     pad = lambda side: -(-max(side, minimum) // align) * align  # noqa: E731
     shape = ModelGeometry(scale, channels, channels, align, minimum)
     picture = image_task(array, (pad(height), pad(width)), channels)
-    plans = tile_candidates(costs(reach), shape, picture, Overrides(**wishes))
+    plans = tile_candidates(costs(reach), shape, picture, PlanOverrides(**wishes))
     return choose_plan(plans, Budget(budget, budget, budget))
 
 

@@ -9,10 +9,14 @@ from typing import Any
 import av
 import numpy as np
 
-from lowtide.media.video.mux import JoinedFile, join
-from lowtide.media.video.other_streams import StreamPlan, plan_streams
-from lowtide.media.video.picture_format import ColorTags, PictureFormat, planes_of
-from lowtide.media.video.video_encoder import EncoderSettings, SegmentEncoder, segment_suffix
+from lowtide.media.video.mux import JoinedFile, join_segments
+from lowtide.media.video.other_streams import OutputStreamsPlan, plan_streams
+from lowtide.media.video.picture_format import ColorTags, PictureFormat, frame_planes
+from lowtide.media.video.video_encoder import (
+    VideoEncoderSettings,
+    VideoSegmentEncoder,
+    segment_suffix,
+)
 from lowtide.media.video.video_facts import is_mirrored
 
 NAMES = {"x264": "h264", "x265": "hevc", "svtav1": "av1", "prores": "prores", "ffv1": "ffv1"}
@@ -42,16 +46,16 @@ def encode_segments(
         part = frames[first : first + step]
         size = part[0].width, part[0].height
         stored = PictureFormat(*size, pix_fmt or part[0].format.name, tags or ColorTags())
-        encoder = SegmentEncoder(
+        encoder = VideoSegmentEncoder(
             path,
-            EncoderSettings(codec),
+            VideoEncoderSettings(codec),
             stored,
             time_base=part[0].time_base,
             pixel_aspect=pixel_aspect,
         )
         for frame in part:
             fitting = frame.reformat(format=stored.name) if pix_fmt else frame
-            encoder.write(planes_of(fitting, stored), frame.pts)
+            encoder.write(frame_planes(fitting, stored), frame.pts)
         encoder.close()
         paths.append(path)
     return paths
@@ -67,7 +71,7 @@ def enlarge(
     pix_fmt: str = "",
     sound: str = "auto",
     **keywords: Any,
-) -> tuple[StreamPlan, JoinedFile]:
+) -> tuple[OutputStreamsPlan, JoinedFile]:
     """Encode the picture of ``source`` again, and join it with the rest in ``target``."""
     chosen = decode(source)[frames or slice(None)]
     paths = encode_segments(
@@ -76,7 +80,7 @@ def enlarge(
     cut = frames is not None
     plan = plan_streams(source, target, codec=NAMES[codec], cut=cut, sound=sound)
     first = chosen[0]
-    joined = join(
+    joined = join_segments(
         plan,
         paths,
         target,

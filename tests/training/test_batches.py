@@ -10,10 +10,10 @@ import torch
 
 from lowtide import InputError, UsageError
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.data.degrade import RealDegradation, bicubic_downscale
 from lowtide.training.data.image_cache import ImageCache
-from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders, Patches
+from lowtide.training.data.pairs import HighResolutionFolders, PairedImageFolders, PatchSamples
 
 COUNT = 7
 
@@ -38,8 +38,8 @@ def batches(folder, *, degradation=bicubic_downscale, cache=None, **changes):
     data = HighResolutionFolders([folder], 2, degradation, cache=cache)
     names = {"use_hflip": "hflip", "use_rot": "rot", "color": "color"}
     drawn = {new: changes.pop(old) for old, new in names.items() if old in changes}
-    patches = Patches(data, changes.pop("patch", 8), Augmentation(**drawn))
-    return Batches(patches, **(dict(batch=3, seed=5) | changes))
+    patches = PatchSamples(data, changes.pop("patch", 8), Augmentation(**drawn))
+    return BatchLoader(patches, **(dict(batch=3, seed=5) | changes))
 
 
 def numbers_of(batch):
@@ -103,9 +103,9 @@ def test_pairs_keep_their_places(tmp_path, save):
         low = np.random.default_rng(number).integers(0, 256, (20, 24, 3)).astype(np.uint8)
         save(tmp_path / "lq" / f"{number}.png", low)
         save(tmp_path / "gt" / f"{number}.png", low.repeat(3, 0).repeat(3, 1))
-    data = PairedFolders([tmp_path / "gt"], [tmp_path / "lq"], 3)
-    patches = Patches(data, 9, Augmentation(color=True))
-    for lq, gt in islice(Batches(patches, batch=4, seed=0).prefetch(0), 10):
+    data = PairedImageFolders([tmp_path / "gt"], [tmp_path / "lq"], 3)
+    patches = PatchSamples(data, 9, Augmentation(color=True))
+    for lq, gt in islice(BatchLoader(patches, batch=4, seed=0).prefetch(0), 10):
         assert torch.equal(gt[..., ::3, ::3], lq)
 
 
@@ -160,7 +160,7 @@ def test_another_image_replaces_a_damaged_one(folder):
             assert number == order[first + (place - first + 1) % COUNT]
     # Whether it was met before or not, and by whom.
     assert all(same(fresh().at(step), seen[step]) for step in (13, 5))
-    ahead = Batches(one.samples, batch=3, seed=5, skip_broken=True, workers=2).prefetch(0)
+    ahead = BatchLoader(one.samples, batch=3, seed=5, skip_broken=True, workers=2).prefetch(0)
     assert all(same(*both) for both in zip(seen, islice(ahead, 14), strict=True))
 
 

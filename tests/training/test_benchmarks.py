@@ -30,7 +30,7 @@ def choices_forgotten():
 
 @pytest.mark.parametrize("slower", [None, "on this processor"])
 def test_the_work_of_a_variant_is_the_same_on_any_processor(slower, monkeypatch, choices_forgotten):
-    monkeypatch.setattr(chunked.OneDnn, "not_preferred_reason", lambda *_: slower)
+    monkeypatch.setattr(chunked.OneDnnBackend, "not_preferred_reason", lambda *_: slower)
     figures = variants.size_of("nano", 2)
     assert figures["window"] == {"parameters": 11_890, "flops_per_pixel": 83_526}
     assert figures["none"] == {"parameters": 10_282, "flops_per_pixel": 22_662}

@@ -9,7 +9,7 @@ from lowtide.models.resample import resize_cubic
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.degrade import bicubic_downscale
 from lowtide.training.data.image_cache import ImageCache, image_size, read_rgb
-from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders
+from lowtide.training.data.pairs import HighResolutionFolders, PairedImageFolders
 
 STILL = Augmentation(hflip=False, rot=False)
 EVERYTHING = Augmentation(color=True)
@@ -32,7 +32,7 @@ def folders(tmp_path, save):
 
 
 def paired(folders, scale=2, template="{}x2"):
-    return PairedFolders([folders[0]], [folders[1]], scale, template)
+    return PairedImageFolders([folders[0]], [folders[1]], scale, template)
 
 
 def cut_short(path):
@@ -149,12 +149,12 @@ def test_each_gt_folder_has_its_own_lq_folder(tmp_path, save):
         save(tmp_path / f"gt{number}" / "a.png", noise(16, 16, seed=number))
         save(tmp_path / f"lq{number}" / "a.png", noise(16, 16, seed=number))
     gt, lq = ([tmp_path / f"{side}{n}" for n in range(2)] for side in ("gt", "lq"))
-    data = PairedFolders(gt, lq, 1)
+    data = PairedImageFolders(gt, lq, 1)
     for index in range(2):
         low, high = data.sample(index, 16, STILL, np.random.default_rng(0))
         assert np.array_equal(low, high)
     with pytest.raises(UsageError, match="2 folders of GT and 1 of LQ"):
-        PairedFolders(gt, lq[:1], 1)
+        PairedImageFolders(gt, lq[:1], 1)
 
 
 def test_all_errors_are_reported_at_once(folders, save):
@@ -212,7 +212,7 @@ def test_folders_without_images(tmp_path, folders):
     (tmp_path / "empty").mkdir()
     for name, said in (("none", "none: no such folder"), ("empty", "empty: no images")):
         with pytest.raises(InputError, match=said):
-            PairedFolders([folders[0]], [tmp_path / name], 2)
+            PairedImageFolders([folders[0]], [tmp_path / name], 2)
         with pytest.raises(InputError, match=said):
             HighResolutionFolders([tmp_path / name], 2, bicubic_downscale)
 

@@ -19,7 +19,7 @@ from lowtide.training.data.degrade import (
     resize_image,
 )
 from lowtide.training.data.kernels import (
-    BlurConfig,
+    BlurKernelConfig,
     apply_kernel,
     draw_kernel,
     gaussian_kernel,
@@ -27,7 +27,7 @@ from lowtide.training.data.kernels import (
 )
 
 NOTHING = StageConfig(
-    BlurConfig(share=0.0),
+    BlurKernelConfig(share=0.0),
     (0.0, 0.0, 1.0),
     gaussian_share=1.0,
     gaussian=(1e-6, 1e-6),
@@ -140,7 +140,7 @@ def test_chroma_is_kept_where_it_is_not_subsampled(astronaut):
 
 def noisy(**changes):
     """What a round with nothing but noise, of quality 100, adds to flat gray."""
-    stage = dict(blur=BlurConfig(share=0.0), resize_shares=(0.0, 0.0, 1.0), jpeg=(100, 100))
+    stage = dict(blur=BlurKernelConfig(share=0.0), resize_shares=(0.0, 0.0, 1.0), jpeg=(100, 100))
     config = RealConfig(StageConfig(**(stage | changes)), NOTHING, final_sinc_share=0.0)
     gray = np.full((128, 128, 3), 0.5, np.float32)
     return RealDegradation(config)(gray, 1, numbers()) - 0.5
@@ -175,7 +175,7 @@ def test_kernels_sum_to_1_and_are_symmetric():
 def test_every_kernel_drawn_sums_to_1():
     sizes = set()
     for seed in range(200):
-        kernel = draw_kernel(BlurConfig(), numbers(seed))
+        kernel = draw_kernel(BlurKernelConfig(), numbers(seed))
         sizes.add(kernel.shape)
         assert np.isfinite(kernel).all() and kernel.sum() == pytest.approx(1)
         assert kernel[::-1, ::-1] == pytest.approx(kernel)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from lowtide import UsageError
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.data.degrade import bicubic_downscale
-from lowtide.training.data.pairs import HighResolutionFolders, Patches
+from lowtide.training.data.pairs import HighResolutionFolders, PatchSamples
 from lowtide.training.distributed import ProcessGroup
 
 CONFIG = """
@@ -132,15 +132,15 @@ def test_both_stop_after_one_step(tmp_path, words):
 
 
 def test_shares_are_the_batch(folder):
-    data = Patches(HighResolutionFolders([folder], 2, bicubic_downscale), 8)
+    data = PatchSamples(HighResolutionFolders([folder], 2, bicubic_downscale), 8)
     given = dict(batch=6, seed=3)
-    whole = Batches(data, **given).at(2)
+    whole = BatchLoader(data, **given).at(2)
     for side in (0, 1):
-        parts = [Batches(data, **given, shard=(rank, 3)).at(2)[side] for rank in range(3)]
+        parts = [BatchLoader(data, **given, shard=(rank, 3)).at(2)[side] for rank in range(3)]
         assert [len(part) for part in parts] == [2, 2, 2]
         assert torch.equal(torch.cat(parts), whole[side])
     with pytest.raises(UsageError, match="a batch of 6 has no share for rank 0 of 4"):
-        Batches(data, **given, shard=(0, 4))
+        BatchLoader(data, **given, shard=(0, 4))
 
 
 def test_alone_nothing_is_exchanged(monkeypatch):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import pyvips
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.jobs.denoise.calibration.command import train_noise
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.photographs import PhotographFolders, linear_light, mosaic
 from lowtide.training.tasks.denoise_config import DenoiseConfig
-from lowtide.training.tasks.denoising import NoisyPatches, drawn_noise
+from lowtide.training.tasks.denoising import NoisyPatches, noise_model_sampler
 
 BLACK, WHITE, GAIN, READ, ROW, HEAVY = 300, 4095, 2.5, 12.0, 5.0, 8
 SIDE = 64
@@ -72,13 +72,13 @@ def test_noise_of_batches_is_that_of_frames(calibrated):
     """Mean, variance by brightness, kurtosis and row noise, of linear mosaics of a gray wedge."""
     table, wedge = calibrated
     config, upright = config_of(wedge, noise=str(table)), Augmentation(hflip=False, rot=False)
-    noise = drawn_noise(config.datasets.train)
+    noise = noise_model_sampler(config.datasets.train)
     photographs = PhotographFolders([wedge], gray=0, linear=True, augmentation=upright)
     samples, count = NoisyPatches(photographs, noise, config), 60
     noisy, clean, levels, _ = (
         np.stack(one)
         for one in zip(
-            *(samples.sample(0, philox(0, 0, 0, at)) for at in range(count)), strict=True
+            *(samples.sample(0, philox_generator(0, 0, 0, at)) for at in range(count)), strict=True
         )
     )
     light, random = clean[0, 0].astype(np.float64), np.random.default_rng(1)
@@ -104,11 +104,11 @@ def test_levels_and_parameters_describe_the_noise(name, tmp_path):
     data = {"noise": name, "sigma": [5, 40], "clipped": 0, "gray": 0}
     config = config_of(tmp_path, channels=3, **data)
     samples = NoisyPatches(
-        PhotographFolders([tmp_path], gray=0), drawn_noise(config.datasets.train), config
+        PhotographFolders([tmp_path], gray=0), noise_model_sampler(config.datasets.train), config
     )
     levels, shares = [], []
     for at in range(40):
-        noisy, clean, level, parameters = samples.sample(0, philox(0, 0, 0, at))
+        noisy, clean, level, parameters = samples.sample(0, philox_generator(0, 0, 0, at))
         assert noisy.shape == clean.shape == (3, SIDE, SIDE)
         assert (noisy - clean).std() == pytest.approx(level, rel=0.05)
         levels.append(float(level) * 255)
@@ -123,9 +123,9 @@ def test_files_of_8_bits_are_clipped_and_gray_has_one_noise(tmp_path):
     write(tmp_path / "gray.png", np.full((SIDE, SIDE), 250, np.uint8))
     for clipped, expected in ((1.0, True), (0.0, False)):
         config = config_of(tmp_path, channels=3, sigma=[30, 30], clipped=clipped)
-        noise = drawn_noise(config.datasets.train)
+        noise = noise_model_sampler(config.datasets.train)
         samples = NoisyPatches(PhotographFolders([tmp_path], gray=0), noise, config)
-        noisy, *_ = samples.sample(0, philox(0, 0, 0, 0))
+        noisy, *_ = samples.sample(0, philox_generator(0, 0, 0, 0))
         assert (noisy.max() <= 1 and np.abs(noisy * 255 % 1 - 0.5).min() > 0.49) == expected
         assert (noisy == noisy[:1]).all()
 

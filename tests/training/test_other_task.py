@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from lowtide import BudgetError, UsageError
 from lowtide.cli.train import TrainKind, add_command
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.jobs.train.memory import plan_step
 from lowtide.jobs.train.run import run_training
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.distributed import SINGLE_PROCESS
 from lowtide.training.run_config import Datasets, Optim, RunConfig, Train, TrainData
-from lowtide.training.task import Losses, Objective, Task, Term
+from lowtide.training.task import LossTerm, Objective, ObjectiveLosses, TrainTask
 from lowtide.training.trainer import Trainer
 
 FEATURES = 3
@@ -93,7 +93,7 @@ class Forecast(Objective):
     def forward(self, networks, batch, step):
         values, calendar, target = batch
         made = networks["head"](networks["encoder"](values, calendar)).float()
-        return Losses({"mse": Term((made - target).square().mean())}, (made,))
+        return ObjectiveLosses({"mse": LossTerm((made - target).square().mean())}, (made,))
 
 
 class Calibrate(Objective):
@@ -105,7 +105,9 @@ class Calibrate(Objective):
         *_, target, made = batch
         assert not made.requires_grad
         spread = networks["scale"](made).float()
-        return Losses({"spread": Term((spread - (made - target).abs()).square().mean(), 0.5)})
+        return ObjectiveLosses(
+            {"spread": LossTerm((spread - (made - target).abs()).square().mean(), 0.5)}
+        )
 
 
 class Score:
@@ -130,8 +132,10 @@ def task_of(config, processes=SINGLE_PROCESS):
         "scale": nn.Linear(FEATURES, FEATURES),
     }
     data = config.datasets.train
-    batches = Batches(Windows(data.length), batch=data.batch_size_per_gpu, seed=config.manual_seed)
-    return Task(
+    batches = BatchLoader(
+        Windows(data.length), batch=data.batch_size_per_gpu, seed=config.manual_seed
+    )
+    return TrainTask(
         networks,
         dict.fromkeys(networks, config.train.optim),
         [Forecast(), Calibrate()],
@@ -269,8 +273,8 @@ def test_a_kind_of_training_is_a_few_lines_of_the_command_line(tmp_path, monkeyp
 
 def test_numbers_of_philox_are_those_of_their_keys():
     """They are what batches of all trainings, and noise, are drawn from."""
-    first = philox(3, 1, 7, 2).integers(1 << 62, size=4)
-    assert first.tolist() == philox(3, 1, 7, 2).integers(1 << 62, size=4).tolist()
+    first = philox_generator(3, 1, 7, 2).integers(1 << 62, size=4)
+    assert first.tolist() == philox_generator(3, 1, 7, 2).integers(1 << 62, size=4).tolist()
     others = [(4, 1, 7, 2), (3, 2, 7, 2), (3, 1, 8, 2), (3, 1, 7, 3), (2**64 - 1,) * 4]
-    drawn = {tuple(philox(*key).integers(1 << 62, size=4)) for key in others}
+    drawn = {tuple(philox_generator(*key).integers(1 << 62, size=4)) for key in others}
     assert len(drawn | {tuple(first)}) == 6

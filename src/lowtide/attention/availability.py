@@ -15,7 +15,7 @@ _HALO = "triton-halo"
 
 
 @dataclass(frozen=True)
-class Availability:
+class BackendAvailability:
     """Availability of one attention backend on this machine, with the reason.
 
     ``reason`` describes the backend if it is available, and says why not otherwise. ``fix`` is how
@@ -28,29 +28,30 @@ class Availability:
     fix: str = ""
 
 
-def availability() -> list[Availability]:
+def availability() -> list[BackendAvailability]:
     """Return the availability of every attention backend on this machine.
 
     Checked for the first GPU, or for the CPU if there is none. Backends come in order of
-    preference; the Triton kernel for windows over images, which is not a `Backend`, comes last.
+    preference; the Triton kernel for windows over images, which is not an `AttentionBackend`, comes
+    last.
     """
     device = LocalDevice.of(torch.device("cuda:0" if torch.cuda.is_available() else "cpu"))
     found = []
     for name, backend in BACKENDS.items():
         missing = backend.missing_requirement(device)
         if missing is not None:
-            found.append(Availability(name, False, missing.reason, missing.fix))
+            found.append(BackendAvailability(name, False, missing.reason, missing.fix))
         elif device.kind in backend.verified_on:
-            found.append(Availability(name, True, backend.about))
+            found.append(BackendAvailability(name, True, backend.about))
         else:
             about = f"{backend.about}; unverified here, used only by name"
-            found.append(Availability(name, True, about))
+            found.append(BackendAvailability(name, True, about))
     missing = halo_missing(device)
     if missing is not None:
-        found.append(Availability(_HALO, False, missing.reason, missing.fix))
+        found.append(BackendAvailability(_HALO, False, missing.reason, missing.fix))
     else:
         about = "one Triton kernel for windows over images"
         if not is_preferred(device, torch.bfloat16):
             about += "; unverified here, used only with kernel='triton'"
-        found.append(Availability(_HALO, True, about))
+        found.append(BackendAvailability(_HALO, True, about))
     return found

@@ -30,7 +30,7 @@ LOG2_E = math.log2(math.e)
 _LEAST_SUM, _MOST_SUM = 2.0**-60, 2.0**60
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def cpu_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``F.linear`` of (..., N, C), faster for many tokens on a CPU.
 
     PyTorch first writes the bias to the whole result on a CPU, then adds the product. This function
@@ -67,7 +67,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def uses_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `linear` multiplies (..., N, C) by (out channels, C) with oneDNN."""
+    """Return whether `cpu_linear` multiplies (..., N, C) by (out channels, C) with oneDNN."""
     return weight.shape[1] <= _ONEDNN_CHANNELS and _can_onednn(x, weight)
 
 
@@ -79,11 +79,11 @@ def onednn_linear_any_layout(
     gelu: bool = False,
     plus: Tensor | None = None,
 ) -> Tensor:
-    """Compute `linear` by oneDNN for any channels, with fused GELU or addition.
+    """Compute `cpu_linear` by oneDNN for any channels, with fused GELU or addition.
 
-    Faster still than `linear`, but sums of hundreds of channels round two to three times as much as
-    PyTorch's own, whose error is some parts in ten million. Falls back to PyTorch where oneDNN is
-    not known to be faster.
+    Faster still than `cpu_linear`, but sums of hundreds of channels round two to three times as
+    much as PyTorch's own, whose error is some parts in ten million. Falls back to PyTorch where
+    oneDNN is not known to be faster.
 
     Args:
         x: (..., N, C).

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lowtide.attention.backends import BACKENDS, Backend, get
+from lowtide.attention.backends import BACKENDS, AttentionBackend, get_backend
 from lowtide.attention.sdpa_rules import kernel_priority
 from lowtide.attention.spec import AttentionCall, AttentionDevice, LocalDevice
 from lowtide.attention.verify import verification_failure
@@ -17,7 +17,7 @@ Policy = Literal["auto", "prefer", "strict"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BackendVerdict:
     """Whether one backend was chosen, and the reason.
 
     ``fix`` is how to make a rejected backend usable, if there is a way.
@@ -30,7 +30,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Resolution:
+class ResolvedBackend:
     """The backend chosen for one kind of call, with the verdict on every backend.
 
     ``max_heads`` is the most batches × heads that the backend gets in one launch, None for no
@@ -38,7 +38,7 @@ class Resolution:
     """
 
     backend: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[BackendVerdict, ...]
     max_heads: int | None = None
     fallback: str | None = None
 
@@ -60,7 +60,7 @@ def resolve(
     backend: str | None = None,
     policy: Policy | None = None,
     verify: bool = True,
-) -> Resolution:
+) -> ResolvedBackend:
     """Choose the backend for an attention call on a device.
 
     Args:
@@ -86,16 +86,18 @@ def resolve(
             hint="name a backend with 'strict' and 'prefer', and none with 'auto'",
         )
     device = device or LocalDevice()
-    requested = None if backend is None else get(backend)
-    verdicts: list[Verdict] = []
+    requested = None if backend is None else get_backend(backend)
+    verdicts: list[BackendVerdict] = []
     if requested is not None:
         problem = _rejection(requested, device, call, verify)
         if problem is None:
             verdicts = [
-                Verdict(requested.name, True, "requested"),
+                BackendVerdict(requested.name, True, "requested"),
                 *_others(requested, device, call),
             ]
-            return Resolution(requested.name, tuple(verdicts), _max_heads(requested, device, call))
+            return ResolvedBackend(
+                requested.name, tuple(verdicts), _max_heads(requested, device, call)
+            )
         verdicts.append(problem)
         if policy == "strict":
             raise UsageError(
@@ -106,11 +108,11 @@ def resolve(
 
 
 def _first(
-    device: AttentionDevice, call: AttentionCall, verdicts: list[Verdict], verify: bool
-) -> Resolution:
+    device: AttentionDevice, call: AttentionCall, verdicts: list[BackendVerdict], verify: bool
+) -> ResolvedBackend:
     """Choose the first backend in order that supports the call and needs no request."""
     fallback = verdicts[0] if verdicts else None
-    taken: Backend | None = None
+    taken: AttentionBackend | None = None
     for candidate in backends_in_order(device):
         if fallback is not None and candidate.name == fallback.backend:
             continue
@@ -120,17 +122,19 @@ def _first(
             verdicts.append(problem)
         else:
             taken = candidate
-            verdicts.append(Verdict(candidate.name, True, "the first that supports this call"))
+            verdicts.append(
+                BackendVerdict(candidate.name, True, "the first that supports this call")
+            )
     if taken is None:
         raise UsageError(
             "no attention backend supports this call: "
             + "; ".join(f"{verdict.backend}: {verdict.reason}" for verdict in verdicts)
         )
     said = None if fallback is None else f"{fallback.backend}: {fallback.reason}"
-    return Resolution(taken.name, tuple(verdicts), _max_heads(taken, device, call), said)
+    return ResolvedBackend(taken.name, tuple(verdicts), _max_heads(taken, device, call), said)
 
 
-def backends_in_order(device: AttentionDevice) -> Iterator[Backend]:
+def backends_in_order(device: AttentionDevice) -> Iterator[AttentionBackend]:
     """Yield all backends in order of preference on a device.
 
     PyTorch's fused kernels come first, in the order in which PyTorch itself tries them there.
@@ -141,35 +145,41 @@ def backends_in_order(device: AttentionDevice) -> Iterator[Backend]:
 
 
 def _rejection(
-    backend: Backend,
+    backend: AttentionBackend,
     device: AttentionDevice,
     call: AttentionCall,
     verify: bool,
     *,
     automatic: bool = False,
-) -> Verdict | None:
+) -> BackendVerdict | None:
     """Return why ``backend`` is rejected, None if it can be chosen."""
     if (missing := backend.missing_requirement(device)) is not None:
-        return Verdict(backend.name, False, missing.reason, missing.fix)
+        return BackendVerdict(backend.name, False, missing.reason, missing.fix)
     part = _largest_part(backend, device, call)
     if (reason := backend.unsupported_reason(device, part)) is not None:
-        return Verdict(backend.name, False, reason)
+        return BackendVerdict(backend.name, False, reason)
     if automatic and device.kind not in backend.verified_on:
         where = "a GPU" if device.kind == "cuda" else "the CPU"
-        return Verdict(backend.name, False, f"unverified on {where}; used only by name")
+        return BackendVerdict(backend.name, False, f"unverified on {where}; used only by name")
     if automatic and (reason := backend.not_preferred_reason(device, part)) is not None:
-        return Verdict(backend.name, False, reason)
+        return BackendVerdict(backend.name, False, reason)
     if verify and (reason := verification_failure(backend, device, call)) is not None:
-        return Verdict(backend.name, False, f"not used: {reason}")
+        return BackendVerdict(backend.name, False, f"not used: {reason}")
     return None
 
 
-def _not_chosen(backend: Backend, device: AttentionDevice, call: AttentionCall) -> Verdict:
+def _not_chosen(
+    backend: AttentionBackend, device: AttentionDevice, call: AttentionCall
+) -> BackendVerdict:
     problem = _rejection(backend, device, call, False, automatic=True)
-    return problem or Verdict(backend.name, False, "supports it, but comes later in the order")
+    return problem or BackendVerdict(
+        backend.name, False, "supports it, but comes later in the order"
+    )
 
 
-def _others(requested: Backend, device: AttentionDevice, call: AttentionCall) -> list[Verdict]:
+def _others(
+    requested: AttentionBackend, device: AttentionDevice, call: AttentionCall
+) -> list[BackendVerdict]:
     return [
         _not_chosen(backend, device, call)
         for backend in backends_in_order(device)
@@ -177,12 +187,16 @@ def _others(requested: Backend, device: AttentionDevice, call: AttentionCall) ->
     ]
 
 
-def _max_heads(backend: Backend, device: AttentionDevice, call: AttentionCall) -> int | None:
+def _max_heads(
+    backend: AttentionBackend, device: AttentionDevice, call: AttentionCall
+) -> int | None:
     most = backend.max_heads(device, call)
     return most if most is not None and call.batch * call.heads > most else None
 
 
-def _largest_part(backend: Backend, device: AttentionDevice, call: AttentionCall) -> AttentionCall:
+def _largest_part(
+    backend: AttentionBackend, device: AttentionDevice, call: AttentionCall
+) -> AttentionCall:
     """Return the call as the backend gets it after the split to its launch limits."""
     most = _max_heads(backend, device, call)
     if most is None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lowtide.attention.backends import get
-from lowtide.attention.dispatch import Policy, Resolution, resolve
+from lowtide.attention.backends import get_backend
+from lowtide.attention.dispatch import Policy, ResolvedBackend, resolve
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice, describe_call
 from lowtide.core.errors import UsageError
 
@@ -26,7 +26,7 @@ def attention(
     *,
     backend: str | None = None,
     policy: Policy | None = None,
-    resolution: Resolution | None = None,
+    resolution: ResolvedBackend | None = None,
 ) -> Tensor:
     """Compute softmax(scale · Q Kᵀ + mask) V with the best backend.
 
@@ -64,7 +64,7 @@ def attention(
         device = LocalDevice.of(query.device)
         trial = not torch.compiler.is_compiling()
         resolution = resolve_cached(call, device, backend, policy, trial)
-    chosen = get(resolution.backend)
+    chosen = get_backend(resolution.backend)
     if resolution.max_heads is None:
         result = chosen.run_with_call(call, query, key, value, mask, spec)
     else:
@@ -79,7 +79,7 @@ def resolve_cached(
     backend: str | None,
     policy: Policy | None,
     verify: bool = True,
-) -> Resolution:
+) -> ResolvedBackend:
     """Cached `resolve`.
 
     The windows of one image need the same resolution hundreds of times.
@@ -102,12 +102,12 @@ def explain(
     Shapes are those of `attention`: (..., heads, queries or keys, head dim).
     """
     _check(query, key, value, mask, spec)
-    call = describe(query, key, value, mask, spec)
+    call = describe_tensors(query, key, value, mask, spec)
     device = LocalDevice.of(query.device)
     return resolve(call, device, backend=backend, policy=policy).explain()
 
 
-def describe(
+def describe_tensors(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec
 ) -> AttentionCall:
     """Describe tensors (..., heads, N, head dim) as the `AttentionCall` a backend gets.

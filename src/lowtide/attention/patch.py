@@ -17,16 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lowtide.attention.backends import get
+from lowtide.attention.backends import get_backend
 from lowtide.attention.dispatch import Policy
-from lowtide.attention.functional import attention, describe, resolve_cached
+from lowtide.attention.functional import attention, describe_tensors, resolve_cached
 from lowtide.attention.spec import AttentionSpec, LocalDevice
 
 # Per thread: the routers that are entered, and whether one of them is computing.
 _THREAD = threading.local()
 
 
-def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None = None) -> Use:
+def use(
+    module: nn.Module, backend: str | None = None, *, policy: Policy | None = None
+) -> RoutedAttention:
     """Route all attention inside ``module`` through `attention` until it is removed.
 
     ::
@@ -56,10 +58,10 @@ def use(module: nn.Module, backend: str | None = None, *, policy: Policy | None 
     for part in module.modules():
         handles.append(part.register_forward_pre_hook(router.enter))
         handles.append(part.register_forward_hook(router.leave, always_call=True))
-    return Use(router, handles)
+    return RoutedAttention(router, handles)
 
 
-class Use:
+class RoutedAttention:
     """Handle of routed attention: `report` says what ran, `remove` undoes the routing."""
 
     def __init__(self, router: AttentionRouter, handles: list[Any]) -> None:
@@ -88,7 +90,7 @@ class Use:
             handle.remove()
         self._handles.clear()
 
-    def __enter__(self) -> Use:
+    def __enter__(self) -> RoutedAttention:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +102,7 @@ class AttentionRouter:
 
     def __init__(self, backend: str | None, policy: Policy | None) -> None:
         if backend is not None:
-            get(backend)
+            get_backend(backend)
         self.backend = backend
         # Others wrote the calls: one that the backend does not support falls back.
         self.policy: Policy = policy or ("auto" if backend is None else "prefer")
@@ -152,7 +154,7 @@ class AttentionRouter:
             t.expand(*lead, *t.shape[-inner:])[(None,) * missing] for t in (query, key, value)
         )
         spec = AttentionSpec(scale, is_causal, dropout_p, enable_gqa)
-        call = describe(query, key, value, attn_mask, spec)
+        call = describe_tensors(query, key, value, attn_mask, spec)
         found = resolve_cached(call, LocalDevice.of(query.device), self.backend, self.policy)
         self.call_counts[found.backend, found.fallback or ""] += 1
         result = attention(query, key, value, attn_mask, spec, resolution=found)

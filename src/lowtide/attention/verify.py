@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.attention.backends import Backend, get
+from lowtide.attention.backends import AttentionBackend, get_backend
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 
 # A multiple of 128 plus one tile of 64, and an odd length, as in window attention.
@@ -33,7 +33,7 @@ _NAMES = "its result", *(f"the {name}'s gradient" for name in ("query", "key", "
 
 
 def verification_failure(
-    backend: Backend, device: AttentionDevice, call: AttentionCall
+    backend: AttentionBackend, device: AttentionDevice, call: AttentionCall
 ) -> str | None:
     """Return why ``backend`` fails a trial of this kind of call, None if it passes.
 
@@ -90,15 +90,15 @@ def _trial_failure(
             tensors.append(mask > -1 if call.mask_is_boolean else learned)
         spec = AttentionSpec(causal=call.is_causal, grouped=call.is_grouped)
         try:
-            found = _results(get(name), tensors, spec)
+            found = _results(get_backend(name), tensors, spec)
         except RuntimeError as error:
             return f"its first use failed ({str(error).partition(chr(10))[0]})"
         doubled = [
             t if t.dtype == torch.bool else t.detach().double().requires_grad_(t.requires_grad)
             for t in tensors
         ]
-        exact = _results(get("reference"), doubled, spec)
-        plain = _results(get("sdpa-math"), tensors, spec)
+        exact = _results(get_backend("reference"), doubled, spec)
+        plain = _results(get_backend("sdpa-math"), tensors, spec)
         allowed = _EIGHT_BITS if name == "sage" else _TOLERANCE_FACTORS[call.dtype]
         for what, one, other, wanted in zip(_NAMES, found, plain, exact, strict=False):
             error, usual = _worst(one, wanted), _worst(other, wanted)
@@ -112,7 +112,7 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _results(backend: Backend, tensors: list[Tensor], spec: AttentionSpec) -> list[Tensor]:
+def _results(backend: AttentionBackend, tensors: list[Tensor], spec: AttentionSpec) -> list[Tensor]:
     """Return the result and the gradients of all tensors that require one."""
     query, key, value, *rest = tensors
     result = backend.run(query, key, value, rest[0] if rest else None, spec)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.common_options import JsonReport, option
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds
@@ -41,7 +41,7 @@ _MAIN = "Main"
 Row = dict[str, Any]
 
 
-@handle_errors
+@report_errors
 def upscale(
     image: Annotated[Path, typer.Argument(help="An image file; a small one takes less time.")],
     model: Annotated[
@@ -91,9 +91,9 @@ def upscale(
                 if not as_json:
                     _print_row(row)
     if as_json:
-        from lowtide.jobs.engine.report import versions
+        from lowtide.jobs.engine.report import versions_used
 
-        facts = {"image": str(image), "model": model, "versions": versions(model)}
+        facts = {"image": str(image), "model": model, "versions": versions_used(model)}
         typer.echo(json.dumps({"schema_version": SCHEMA_VERSION, **facts, "rows": rows}, indent=2))
 
 

@@ -28,7 +28,7 @@ _META, _GENERAL = "lowtide.config", "Configuration"
 
 
 @dataclass(frozen=True)
-class KeyAlias:
+class ConfigKeyAlias:
     """Another option of a key: with a value of its own, or one that stands for ``value``."""
 
     option: str
@@ -121,7 +121,7 @@ class ConfigCommand(AliasCommand):
     """
 
     config: Callable[[], type[BaseModel]]
-    aliases: tuple[KeyAlias, ...] = ()
+    aliases: tuple[ConfigKeyAlias, ...] = ()
     _made: list[tuple[Key, TyperOption, str | None]] | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -168,7 +168,7 @@ class ConfigCommand(AliasCommand):
         return super().invoke(ctx)
 
 
-def _flag(alias: KeyAlias) -> TyperOption:
+def _flag(alias: ConfigKeyAlias) -> TyperOption:
     """Build the option that stands for a value of a key."""
     assert alias.value is not None
     name = option_name(alias.path)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output, option
-from lowtide.cli.image_command import named_output, run_job
+from lowtide.cli.image_command import named_output, run_and_print_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.jobs.denoise.settings import DenoiseSettings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _ORDER = (
 )
 
 
-@handle_errors
+@report_errors
 @with_settings(DenoiseSettings, _ORDER, flags=FOLDER_FLAGS)
 def denoise(
     inputs: Inputs,
@@ -62,7 +62,7 @@ def denoise(
     resumes where it was.
     """
     target = named_output(output, "denoised/", dry_run=settings["dry_run"])
-    run_job(_load, inputs, target, reference=reference, comparison=comparison, **settings)
+    run_and_print_job(_load, inputs, target, reference=reference, comparison=comparison, **settings)
 
 
 def _load() -> Callable[..., DenoiseReport]:

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.core.units import format_bytes
 
 
-@handle_errors
+@report_errors
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON on stdout.")] = False,
 ) -> None:

@@ -10,11 +10,11 @@ import typer
 from lowtide.cli.common_options import Force, JsonReport, Quiet, output_option
 from lowtide.cli.progress_bar import step_printer
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.jobs.export.settings import ExportSettings
 
 
-@handle_errors
+@report_errors
 @with_settings(ExportSettings, "model output")
 def onnx(
     model: Annotated[

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from lowtide.cli.common_options import Force, JsonReport, Quiet, output_option
-from lowtide.cli.progress_bar import ProgressLine
+from lowtide.cli.progress_bar import JobProgressPrinter
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.jobs.forecast.settings import BacktestSettings, ForecastSettings
 
 _ORDER = (
@@ -30,7 +30,7 @@ Table = Annotated[
 Output = Annotated[Path | None, output_option("File to write.", panel="Output")]
 
 
-@handle_errors
+@report_errors
 @with_settings(ForecastSettings, _ORDER)
 def forecast(
     data: Table,
@@ -57,7 +57,7 @@ def forecast(
     typer.echo(str(made.report), err=output is None)
 
 
-@handle_errors
+@report_errors
 @with_settings(BacktestSettings, _ORDER)
 def backtest(
     data: Table,
@@ -75,7 +75,7 @@ def backtest(
     """
     from lowtide.jobs.forecast.backtest import backtest as run
 
-    bar = ProgressLine(quiet=quiet)
+    bar = JobProgressPrinter(quiet=quiet)
     try:
         report = run(data, output, force=force, progress=bar, **settings)
     finally:

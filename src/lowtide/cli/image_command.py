@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lowtide.jobs.engine.report import JobReport
 
 
-def run_job(
+def run_and_print_job(
     load: Callable[[], Callable[..., JobReport]],
     *given: Any,
     report: bool,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lowtide.models import ModelDescriptor
 
 
-@handle_errors
+@report_errors
 def models(
     files: Annotated[
         list[str] | None,
@@ -25,10 +25,14 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON on stdout.")] = False,
 ) -> None:
     """List the bundled models, what for and how fast, or describe model files."""
-    from lowtide.models import describe, load, names
+    from lowtide.models import bundled_names, describe_bundled, load
     from lowtide.models.bundled import PUBLISHED, seconds_of, speed_file, use_of
 
-    found = [load(file).descriptor for file in files] if files else [describe(n) for n in names()]
+    found = (
+        [load(file).descriptor for file in files]
+        if files
+        else [describe_bundled(n) for n in bundled_names()]
+    )
     if as_json:
         rows = [
             model.to_dict()

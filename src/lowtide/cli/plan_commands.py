@@ -15,7 +15,7 @@ from lowtide.cli import denoise as denoise_command
 from lowtide.cli import upscale as upscale_command
 from lowtide.cli import video as video_command
 from lowtide.cli.common_options import option
-from lowtide.cli.shell import error_detail, handle_errors
+from lowtide.cli.shell import error_detail, report_errors
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 
@@ -61,7 +61,7 @@ def plan_command(command: Any, help: str, *added: inspect.Parameter) -> Any:
 
     shape = inspect.signature(command, eval_str=True)
     plan.__doc__ = help
-    result = handle_errors(plan)
+    result = report_errors(plan)
     kept = [_parameter(one) for name, one in shape.parameters.items() if name != "dry_run"]
     result.__signature__ = shape.replace(parameters=[*kept, *added])  # pyright: ignore[reportFunctionMemberAccess]
     return result

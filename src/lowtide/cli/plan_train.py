@@ -9,12 +9,12 @@ import typer
 from lowtide.cli.common_options import Force, JsonReport, Quiet, option
 from lowtide.cli.progress_bar import step_printer
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors, print_result
+from lowtide.cli.shell import print_result, report_errors
 from lowtide.core.errors import UsageError
 from lowtide.jobs.train.settings import TrainSettings
 
 
-@handle_errors
+@report_errors
 @with_settings(TrainSettings, "model batch device all_devices")
 def train(
     model: Annotated[

@@ -8,11 +8,11 @@ import typer
 
 from lowtide.cli.common_options import JsonReport
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors, print_result
+from lowtide.cli.shell import print_result, report_errors
 from lowtide.jobs.vae.settings import VaePlanSettings
 
 
-@handle_errors
+@report_errors
 @with_settings(VaePlanSettings)
 def vae(as_json: JsonReport = False, **settings: Any) -> None:
     """Predict what encoding and decoding a clip would take on a GPU.

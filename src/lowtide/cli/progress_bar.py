@@ -51,7 +51,7 @@ def step_printer(doing: str, first: str, *, quiet: bool = False) -> Iterator[Cal
         yield lambda name: typer.echo(f"{doing}: {name}", err=True)
 
 
-class ProgressLine:
+class JobProgressPrinter:
     """Progress callback for jobs; ``quiet`` or ``LOWTIDE_NO_PROGRESS`` silence it."""
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -157,7 +157,7 @@ def run_with_progress(
     Args:
         load: Imports the job and returns its function, which is called with the rest.
     """
-    progress = ProgressLine(quiet=quiet)
+    progress = JobProgressPrinter(quiet=quiet)
     try:
         tune_heap()  # before the libraries load; no other code shares this process
         run = load()

@@ -40,7 +40,7 @@ class CliState:
     json = False
 
 
-def handle_errors(command: Callable[P, R]) -> Callable[P, R]:
+def report_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Decorate a command to report errors as a message and the documented exit code.
 
     Handles `LowtideError`, Ctrl-C, signals like it and a lack of memory. With ``--json`` it

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.common_options import JsonReport, Quiet, option, output_option
-from lowtide.cli.config_options import ConfigCommand, Given, KeyAlias, config_from_options
+from lowtide.cli.config_options import ConfigCommand, ConfigKeyAlias, Given, config_from_options
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors, join_lines, stderr_is_terminal
+from lowtide.cli.shell import join_lines, report_errors, stderr_is_terminal
 from lowtide.cli.stop_signals import finish_step
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import is_folder
@@ -23,7 +23,7 @@ from lowtide.jobs.train.settings import TrainRunSettings
 if TYPE_CHECKING:
     from lowtide.jobs.train.run import TrainReport
     from lowtide.training.run_config import RunConfig
-    from lowtide.training.trainer import StepEvent
+    from lowtide.training.trainer import TrainStepEvent
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TrainKind:
     job: Callable[[], Callable[..., TrainReport]]
     data: tuple[str, ...] = ("datasets", "train", "dataroot_gt")
     data_is_file: bool = False
-    aliases: tuple[KeyAlias, ...] = ()
+    aliases: tuple[ConfigKeyAlias, ...] = ()
 
     def data_value(self, data: list[Path]) -> str | list[str]:
         """Return the value of the key that DATA stand for."""
@@ -63,7 +63,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
         aliases = kind.aliases
 
     @app.command(kind.name, cls=Command, help=join_lines(kind.help))
-    @handle_errors
+    @report_errors
     @with_settings(TrainRunSettings, "context words output")
     def train(
         context: typer.Context,
@@ -106,7 +106,7 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
                 output,
                 cancel=stop,
                 on_plan=lambda plan: say(str(plan)),
-                on_step=None if quiet else ProgressLines(),
+                on_step=None if quiet else TrainProgressPrinter(),
                 on_warning=lambda text: typer.echo(f"warning: {text}", err=True),
                 **settings,
             )
@@ -143,7 +143,7 @@ def _default_name(kind: TrainKind, data: Path) -> str:
     return f"{word or 'run'}-{kind.name}"
 
 
-class ProgressLines:
+class TrainProgressPrinter:
     """Training progress: a line at intervals, shorter ones on a terminal."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class ProgressLines:
         self._last_shown = 0.0
         self._first: int | None = None
 
-    def __call__(self, event: StepEvent) -> None:
+    def __call__(self, event: TrainStepEvent) -> None:
         if self._first is None:
             self._first = event.step - 1
         if event.seconds - self._last_shown < self._every and event.step < event.total:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowtide.cli.config_options import KeyAlias
+from lowtide.cli.config_options import ConfigKeyAlias
 from lowtide.cli.train import TrainKind
 
 EXAMPLE = """\
@@ -85,9 +85,9 @@ DENOISE = TrainKind(
     config=_config,
     job=_job,
     aliases=(
-        KeyAlias("--sd-attn-type", ("network", "attention")),
-        KeyAlias("--sd-scheduler", ("network", "scheduler")),
-        KeyAlias("--use-gradient-checkpointing", ("train", "checkpointing"), "full"),
-        KeyAlias("--batch-size", ("datasets", "train", "batch_size_per_gpu")),
+        ConfigKeyAlias("--sd-attn-type", ("network", "attention")),
+        ConfigKeyAlias("--sd-scheduler", ("network", "scheduler")),
+        ConfigKeyAlias("--use-gradient-checkpointing", ("train", "checkpointing"), "full"),
+        ConfigKeyAlias("--batch-size", ("datasets", "train", "batch_size_per_gpu")),
     ),
 )

@@ -9,11 +9,11 @@ import typer
 
 from lowtide.cli.common_options import Force, JsonReport, output_option
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.jobs.denoise.calibration.settings import CalibrationSettings
 
 
-@handle_errors
+@report_errors
 @with_settings(CalibrationSettings, "output")
 def train_noise(
     output: Annotated[Path, output_option("The noise table, JSON.", panel="Output")],

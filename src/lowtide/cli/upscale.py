@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output, option
-from lowtide.cli.image_command import named_output, run_job
+from lowtide.cli.image_command import named_output, run_and_print_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.core.errors import UsageError
 from lowtide.jobs.upscale.settings import UpscaleSettings
 
@@ -25,7 +25,7 @@ _ORDER = (
 )
 
 
-@handle_errors
+@report_errors
 @with_settings(UpscaleSettings, _ORDER, flags=FOLDER_FLAGS)
 def upscale(
     inputs: Inputs,
@@ -57,7 +57,7 @@ def upscale(
     if tile_auto and settings["tile"] is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
     target = named_output(output, "upscaled/", dry_run=settings["dry_run"])
-    run_job(_load, inputs, target, comparison=comparison, **settings)
+    run_and_print_job(_load, inputs, target, comparison=comparison, **settings)
 
 
 def _load() -> Callable[..., UpscaleReport]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.common_options import FILE_FLAGS, output_option
-from lowtide.cli.image_command import run_job
+from lowtide.cli.image_command import run_and_print_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.core.input_file import is_folder
 from lowtide.jobs.vae.settings import VaeSettings
 from lowtide.memory.library_memory import require_room_for_libraries
@@ -27,7 +27,7 @@ Latents = Annotated[
 ]
 
 
-@handle_errors
+@report_errors
 @with_settings(VaeSettings, _ORDER, flags=FILE_FLAGS, without=f"fps {_VIDEO_OUT}")
 def encode(
     video: Video,
@@ -42,7 +42,7 @@ def encode(
     _run("encode", video, output, **settings)
 
 
-@handle_errors
+@report_errors
 @with_settings(VaeSettings, f"{_ORDER} fps", flags=FILE_FLAGS, without=f"sample seed {_READING}")
 def decode(
     latents: Latents,
@@ -57,7 +57,7 @@ def decode(
     _run("decode", latents, output, **settings)
 
 
-@handle_errors
+@report_errors
 @with_settings(VaeSettings, _ORDER, flags=FILE_FLAGS, without="fps")
 def roundtrip(
     video: Video,
@@ -82,7 +82,7 @@ def _run(job: str, given: Path, output: Path | None, **settings: Any) -> None:
 
         return getattr(vae, job)
 
-    run_job(load, given, output, **settings)
+    run_and_print_job(load, given, output, **settings)
 
 
 def _libraries(model: Path | None) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lowtide.cli.common_options import FOLDER_FLAGS, Inputs, Output
-from lowtide.cli.image_command import named_output, run_job
+from lowtide.cli.image_command import named_output, run_and_print_job
 from lowtide.cli.settings_options import with_settings
-from lowtide.cli.shell import handle_errors
+from lowtide.cli.shell import report_errors
 from lowtide.jobs.video.settings import IMAGE_ONLY, VideoSettings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _ORDER = (
 )
 
 
-@handle_errors
+@report_errors
 @with_settings(VideoSettings, _ORDER, flags=FOLDER_FLAGS, without=IMAGE_ONLY)
 def video(inputs: Inputs, output: Output = None, **settings: Any) -> None:
     """Upscale videos within a memory budget.
@@ -34,7 +34,7 @@ def video(inputs: Inputs, output: Output = None, **settings: Any) -> None:
     or 'frames/%05d.png', as input with --fps, as output, or both.
     """
     target = named_output(output, "upscaled/", dry_run=settings["dry_run"])
-    run_job(_load, inputs, target, **settings)
+    run_and_print_job(_load, inputs, target, **settings)
 
 
 def _load() -> Callable[..., VideosReport]:

@@ -118,7 +118,7 @@ def atomic_write(path: Path, part: Path | None = None, *, replace: bool = True) 
     create_new_file(part)
     try:
         yield part
-        sync(part)  # or a power cut might leave the name without the bytes
+        sync_to_disk(part)  # or a power cut might leave the name without the bytes
         put_in_place(part, path, replace=replace)
     except BaseException:
         with suppress(OSError):  # the error that led here says more
@@ -329,7 +329,7 @@ def open_for_append(path: Path) -> int:
     return descriptor
 
 
-def append(descriptor: int, text: str) -> None:
+def append_synced(descriptor: int, text: str) -> None:
     """Append all of ``text`` or nothing to a file of `open_for_append`, and sync.
 
     Raises:
@@ -346,7 +346,7 @@ def append(descriptor: int, text: str) -> None:
         raise
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Flush the file or folder to the disk (fsync)."""
     folder = path.is_dir()
     if folder and os.name == "nt":

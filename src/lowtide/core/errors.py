@@ -117,7 +117,7 @@ class Cancelled(LowtideError):  # noqa: N818  (an interruption, not a fault)
     exit_code = 130
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return a value as Python writes it, with its middle left out where it is long."""
     return shorten(repr(value))
 
@@ -178,4 +178,4 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _word(values: Mapping[str, Any], key: str) -> str:
-    return shown(values[key]) if key in values else "absent"
+    return short_repr(values[key]) if key in values else "absent"

@@ -162,7 +162,7 @@ def heap_mode() -> HeapMode | None:
     return None if set_by_name or set_by_value else "default"
 
 
-def current_heap() -> HeapMode:
+def current_heap_mode() -> HeapMode:
     """Return how this process's C heap treats freed blocks; ``"default"`` where not known."""
     return heap_mode() or "default"
 

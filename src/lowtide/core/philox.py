@@ -12,7 +12,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.option import MOST_SEED
 
 
-def philox(seed: int, purpose: int, major: int, minor: int) -> np.random.Generator:
+def philox_generator(seed: int, purpose: int, major: int, minor: int) -> np.random.Generator:
     """Return a Philox generator keyed by four integers, each from 0 to 2**64 - 1.
 
     Raises:

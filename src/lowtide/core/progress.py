@@ -54,7 +54,7 @@ def report_phase(progress: ProgressCallback | None, phase: Phase, name: str = ""
         progress(Progress(phase, name))
 
 
-def check_cancel(cancel: Cancel) -> None:
+def raise_if_cancelled(cancel: Cancel) -> None:
     """Raise `Cancelled` if the caller's event is set or its callable returns true."""
     if cancel is None:
         return

@@ -79,7 +79,7 @@ class ScratchFile:
         self._file.close()
 
 
-class ScratchBlocks:
+class ScratchBlockPool:
     """Pool of reusable blocks of `BLOCK_BYTES` bytes in one `ScratchFile`.
 
     Overwriting takes less time than a new file: the system has it in its page cache already. When
@@ -137,7 +137,7 @@ class ScratchBlocks:
 
 
 class ScratchSpace:
-    """`ScratchBlocks` in ``folder``, created on first use and shared by several runs.
+    """`ScratchBlockPool` in ``folder``, created on first use and shared by several runs.
 
     They are created again after they were closed or the disk was full. A copy (or pickle) shares no
     blocks with the original.
@@ -145,16 +145,16 @@ class ScratchSpace:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._blocks: ScratchBlocks | None = None
+        self._blocks: ScratchBlockPool | None = None
 
-    def blocks(self) -> ScratchBlocks:
+    def blocks(self) -> ScratchBlockPool:
         """Return the current blocks.
 
         Raises:
             OutputError: if they cannot be created.
         """
         if self._blocks is None or self._blocks.is_closed:
-            self._blocks = ScratchBlocks(self.folder)
+            self._blocks = ScratchBlockPool(self.folder)
         return self._blocks
 
     def close(self) -> None:

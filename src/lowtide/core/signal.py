@@ -27,7 +27,7 @@ class ClosedOnExit:
         self.close()
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Protocol of an array that is read along its leading axis, in order."""
 
     @property
@@ -52,7 +52,7 @@ class Source(Protocol):
         ...
 
 
-class Sink(Protocol):
+class RowSink(Protocol):
     """Protocol of an array that is written along its leading axis, in order."""
 
     def write(self, first: int, values: np.ndarray) -> None:
@@ -63,7 +63,7 @@ class Sink(Protocol):
         ...
 
 
-class Adapter(Protocol):
+class ValueAdapter(Protocol):
     """Protocol of the conversion between a source's values, a network's and a sink's.
 
     Values have their channels last, (B, N, ..., C) with N along the leading axis; those of a

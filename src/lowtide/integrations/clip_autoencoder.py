@@ -20,12 +20,16 @@ from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.input_file import exists, is_folder, require_input
 from lowtide.core.units import format_bytes
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
-from lowtide.integrations.video_autoencoders.families import VideoFamily, class_names, family_of
+from lowtide.integrations.video_autoencoders.families import (
+    VideoAutoencoderFamily,
+    class_names,
+    family_of,
+)
 from lowtide.memory.budget import Budget
 from lowtide.memory.oom import naming_lack_of_memory
 from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.tracing.python_places import PythonPlaces
+from lowtide.memory.tracing.python_places import PythonStatePlaces
 from lowtide.models.video_vae.config import CLASS_NAME
 from lowtide.models.video_vae.video_vae import CONFIG_NAME, VideoVAE, read_model
 from lowtide.streaming.clip_plan import ClipPlan, ReadChunk, RunPart, WriteChunk
@@ -53,7 +57,7 @@ class ClipAutoencoder:
     """
 
     module: nn.Module
-    family: VideoFamily
+    family: VideoAutoencoderFamily
     budget: Budget
     scratch: Path | None = None
     profile: DeviceProfile | None = None
@@ -76,7 +80,10 @@ class ClipAutoencoder:
         part, weight = self.family.encoder(self.module), next(self.module.parameters())
         state: tuple[Tensor, ...] = ()
         frames, latents = 0, torch.empty(0)
-        kept, fake = PythonPlaces(self.module).kept(), FakeTensorMode(allow_non_fake_inputs=True)
+        kept, fake = (
+            PythonStatePlaces(self.module).kept(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+        )
         with kept, torch.no_grad(), fake:
             for chunk, count in ((part.first, 1), (part.later, part.frames[1])):
                 shape = 1, _COLORS, count, _TRIAL_SIDE, _TRIAL_SIDE
@@ -118,7 +125,7 @@ class ClipAutoencoder:
 
     def plan(
         self, name: PartName, shape: tuple[int, int, int], *, reserved: int = 0
-    ) -> PlannedPart:
+    ) -> PlannedClipPart:
         """Plan a part for frames or latents of this number, height and width.
 
         Args:
@@ -138,7 +145,7 @@ class ClipAutoencoder:
         stream = part.stream(budget=left, scratch=self.scratch, profile=self.profile)
         try:
             with torch.no_grad():
-                return PlannedPart(stream, like, stream.chunks.plan(like, keep_result=False))
+                return PlannedClipPart(stream, like, stream.chunks.plan(like, keep_result=False))
         except BudgetError as error:
             if error.smallest is None:
                 raise
@@ -152,7 +159,7 @@ class ClipAutoencoder:
 
 
 @dataclass(frozen=True)
-class PlannedPart:
+class PlannedClipPart:
     """A part of a video autoencoder, planned for clips of one shape.
 
     Attributes:
@@ -212,7 +219,7 @@ def plain_call(autoencoder: Any, name: PartName, given: Tensor) -> Tensor:
     return autoencoder._decode(given, return_dict=False)[0]
 
 
-def preload_libraries(path: Path) -> None:
+def import_autoencoder_libraries(path: Path) -> None:
     """Import what loading the model of ``path`` takes: before a budget is set, and within a limit.
 
     Raises:
@@ -281,7 +288,7 @@ def empty_clip_autoencoder(
     return ClipAutoencoder(module, _checked_family(module), budget, profile=profile)
 
 
-def _checked_family(module: nn.Module) -> VideoFamily:
+def _checked_family(module: nn.Module) -> VideoAutoencoderFamily:
     family = family_of(type(module))
     assert family is not None
     family.check(module)

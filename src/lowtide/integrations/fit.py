@@ -15,7 +15,7 @@ from lowtide.integrations.part_selection import (
     check_part,
     check_video_autoencoder,
     chosen_parts,
-    has_parts,
+    looks_like_autoencoder,
 )
 from lowtide.integrations.video_autoencoders.families import class_names, family_of, refusal_of
 from lowtide.memory.budget import Budget
@@ -151,7 +151,7 @@ def _unwrapped(autoencoder: object) -> nn.Module:
     inside = [
         name
         for name, value in getattr(autoencoder, "__dict__", {}).items()
-        if isinstance(value, nn.Module) and has_parts(value)
+        if isinstance(value, nn.Module) and looks_like_autoencoder(value)
     ]
     raise UsageError(
         f"a {type(autoencoder).__name__} is not an autoencoder",

@@ -29,13 +29,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.integrations.part_calls import (
-    PartCalls,
+    BudgetedPartCaller,
     check_eval_mode,
     check_not_traced,
     check_state,
 )
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
-from lowtide.integrations.video_autoencoders.families import VideoFamily, family_of
+from lowtide.integrations.video_autoencoders.families import VideoAutoencoderFamily, family_of
 from lowtide.memory.budget import Budget
 from lowtide.streaming.api import Streamed
 from lowtide.streaming.engine.placement import PagePlacement
@@ -95,7 +95,9 @@ class _Fitted:
 # The streams of each part by what they run: "forward", or part of a video autoencoder. Kept outside
 # of the parts, so that copies get their own, and without a reference back to the part, so that it
 # is freed with its last user.
-_streams: WeakKeyDictionary[nn.Module, dict[str, PartCalls | ClipPartStream]] = WeakKeyDictionary()
+_streams: WeakKeyDictionary[nn.Module, dict[str, BudgetedPartCaller | ClipPartStream]] = (
+    WeakKeyDictionary()
+)
 # The autoencoder of each part whose tiling `fit` has switched off.
 _owners: WeakKeyDictionary[nn.Module, ref[nn.Module]] = WeakKeyDictionary()
 # Calls of a part run one at a time: while one is traced, its weights are replaced.
@@ -230,13 +232,13 @@ def _run_clip(autoencoder: Any, part: str, clip: Tensor) -> Tensor:
         )
 
 
-def _family(autoencoder: Any) -> VideoFamily:
+def _family(autoencoder: Any) -> VideoAutoencoderFamily:
     family = family_of(autoencoder.unfitted)
     assert family is not None
     return family
 
 
-def _streams_of(module: Any) -> dict[str, PartCalls | ClipPartStream]:
+def _streams_of(module: Any) -> dict[str, BudgetedPartCaller | ClipPartStream]:
     """Return the streams of a fitted module, made anew for a copy."""
     if (found := _streams.get(module)) is None:
         found = _streams.setdefault(module, _streamed(module, vars(module)[_SETTINGS_ATTRIBUTE]))
@@ -260,7 +262,9 @@ def _only_tensor(title: str, part: Any, args: tuple[Any, ...], kwargs: dict[str,
     return image[1]
 
 
-def _streamed(part: nn.Module, settings: FitSettings) -> dict[str, PartCalls | ClipPartStream]:
+def _streamed(
+    part: nn.Module, settings: FitSettings
+) -> dict[str, BudgetedPartCaller | ClipPartStream]:
     """Stream a twin of the original class that shares all attributes of the part.
 
     Of a video autoencoder, stream its parts.
@@ -277,7 +281,7 @@ def _streamed(part: nn.Module, settings: FitSettings) -> dict[str, PartCalls | C
     twin = object.__new__(unfitted)
     object.__setattr__(twin, "__dict__", vars(part))
     stream = Streamed(_fitted_class(unfitted).bare(twin), **keywords)
-    return {"forward": PartCalls(twin, stream, always_bands=settings.pages != "auto")}
+    return {"forward": BudgetedPartCaller(twin, stream, always_bands=settings.pages != "auto")}
 
 
 def run_in_range(title: str, module: nn.Module, given: Tensor, run: Run) -> Any:

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import is_fake
 
 from lowtide.core.errors import BudgetError, ModelError, UsageError
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.plan_store import StoredTable, machine
+from lowtide.memory.plan_store import JsonCacheTable, machine_facts
 from lowtide.memory.prediction.calibration import shipped_calibration
-from lowtide.memory.prediction.cpu import CpuWorkspace, peak_within
+from lowtide.memory.prediction.cpu import CpuWorkspaceMeter, peak_within
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate
 from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.profiles import local_profile
@@ -59,7 +59,7 @@ class _CallFacts:
     calls: int = 0
 
 
-class PartCalls:
+class BudgetedPartCaller:
     """Calls of an image autoencoder's part: as they are where they fit the budget, else in bands.
 
     As it is, a call equals the module's own bit for bit, and needs no planning. On a CPU bands
@@ -133,7 +133,7 @@ def _added_bytes(module: nn.Module, image: Tensor, room: int) -> tuple[float, fl
 
 def _on_cpu(module: nn.Module, image: Tensor, room: int) -> tuple[float, float]:
     trace = trace_step(module, InferenceStep((image,)))
-    workspace = CpuWorkspace(StoredTable("operators", *machine()), limit_bytes=room)
+    workspace = CpuWorkspaceMeter(JsonCacheTable("operators", *machine_facts()), limit_bytes=room)
     upper = shipped_calibration("cpu").upper
     # Its margin added, a call of so many bytes is within the room.
     enough = 2 * room - upper(room)

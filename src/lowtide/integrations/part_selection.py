@@ -22,7 +22,7 @@ from lowtide.integrations.part_calls import (
     hooks_of,
     is_compiled,
 )
-from lowtide.integrations.video_autoencoders.families import VideoFamily
+from lowtide.integrations.video_autoencoders.families import VideoAutoencoderFamily
 from lowtide.memory.tracing.traced_code import traced_code
 
 PARTS = ("encoder", "decoder")
@@ -47,7 +47,9 @@ def chosen_parts(autoencoder: nn.Module, requested: Sequence[str] | None) -> dic
     }
     if not found or len(found) < len(set(requested or ())):
         missing = " or ".join(name for name in requested or PARTS if name not in found)
-        inside = [name for name, child in autoencoder.named_children() if has_parts(child)]
+        inside = [
+            name for name, child in autoencoder.named_children() if looks_like_autoencoder(child)
+        ]
         raise UsageError(
             f"{kind} has no {missing} to stream",
             hint=" or ".join(f"pass its .{name}" for name in inside) or None,
@@ -61,7 +63,7 @@ def chosen_parts(autoencoder: nn.Module, requested: Sequence[str] | None) -> dic
     return found
 
 
-def has_parts(module: object) -> bool:
+def looks_like_autoencoder(module: object) -> bool:
     """Return whether an object looks like an autoencoder."""
     return all(hasattr(module, name) for name in PARTS)
 
@@ -84,7 +86,7 @@ def check_part(title: str, part: nn.Module) -> None:
 
 
 def check_video_autoencoder(
-    autoencoder: nn.Module, family: VideoFamily, parts: Sequence[str]
+    autoencoder: nn.Module, family: VideoAutoencoderFamily, parts: Sequence[str]
 ) -> None:
     """Raise `UsageError` with the reason if a video autoencoder cannot be fitted."""
     kind = type(autoencoder).__name__

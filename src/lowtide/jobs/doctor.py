@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from lowtide.attention.availability import availability
 from lowtide.core.errors import install_extra
 from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.jobs.engine.report import versions
+from lowtide.jobs.engine.report import versions_used
 from lowtide.memory.cpu_half_precision import low_precision_slowdown
 from lowtide.memory.plan_store import cache_folder
 from lowtide.memory.process_memory import available_host_bytes
@@ -28,7 +28,7 @@ def examine_machine() -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": {**versions(), "spandrel": importlib.metadata.version("spandrel")},
+        "versions": {**versions_used(), "spandrel": importlib.metadata.version("spandrel")},
         "devices": [_cpu(), *_gpus()],
         "half_precision_on_cpu": low_precision_slowdown(),
         "disk_free_bytes": shutil.disk_usage(Path()).free,

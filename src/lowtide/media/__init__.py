@@ -1,8 +1,8 @@
 """Streaming image file I/O by rows, based on libvips.
 
 `inspect_image` and `output_cost` predict the memory of reading and writing; `open_image` and
-`open_sink` read and write. `lowtide.media.discover.discover` finds the files; it is not exported
-here because the module of that name would hide it. libvips is loaded on first use.
+`open_sink` read and write. `lowtide.media.discover.discover_files` finds the files; it is not
+exported here because the module of that name would hide it. libvips is loaded on first use.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lowtide.media.async_writer import AsyncWriter
+    from lowtide.media.async_writer import AsyncSink
     from lowtide.media.discover import FilePair
     from lowtide.media.encode import EncodeOptions
-    from lowtide.media.encoder_cost import OutputCost, output_cost
+    from lowtide.media.encoder_cost import EncodingMemory, output_cost
     from lowtide.media.formats import (
         FORMATS,
         SUFFIXES,
         ImageFormat,
         add_format,
-        check_output,
         output_sample,
+        require_format_holds,
     )
     from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, inspect_image
     from lowtide.media.image_sink import ImageSink, open_sink
     from lowtide.media.image_source import ImageSource, open_image
-    from lowtide.media.metadata import Metadata
+    from lowtide.media.metadata import ImageMetadata
 
 _HOMES = {
     "FORMATS": "formats",
@@ -38,11 +38,11 @@ _HOMES = {
     "ImageSink": "image_sink",
     "ImageSource": "image_source",
     "FilePair": "discover",
-    "Metadata": "metadata",
-    "OutputCost": "encoder_cost",
-    "AsyncWriter": "async_writer",
+    "ImageMetadata": "metadata",
+    "EncodingMemory": "encoder_cost",
+    "AsyncSink": "async_writer",
     "add_format": "formats",
-    "check_output": "formats",
+    "require_format_holds": "formats",
     "inspect_image": "image_facts",
     "open_image": "image_source",
     "open_sink": "image_sink",
@@ -54,22 +54,22 @@ __all__ = [
     "FORMATS",
     "MAX_PIXELS",
     "SUFFIXES",
-    "AsyncWriter",
+    "AsyncSink",
     "EncodeOptions",
+    "EncodingMemory",
     "FilePair",
     "ImageFacts",
     "ImageFormat",
+    "ImageMetadata",
     "ImageSink",
     "ImageSource",
-    "Metadata",
-    "OutputCost",
     "add_format",
-    "check_output",
     "inspect_image",
     "open_image",
     "open_sink",
     "output_cost",
     "output_sample",
+    "require_format_holds",
 ]
 
 

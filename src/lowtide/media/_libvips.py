@@ -77,7 +77,7 @@ def is_harmless(error: pyvips.Error | UnicodeDecodeError) -> bool:
     return bool(lines) and _HARMLESS.search(lines[-1]) is not None
 
 
-def error_text(error: pyvips.Error | UnicodeDecodeError) -> str:
+def libvips_error_text(error: pyvips.Error | UnicodeDecodeError) -> str:
     """Return libvips's last error message on one line, without repetitions."""
     if isinstance(error, UnicodeDecodeError):
         return "libvips quotes bytes that are not text"

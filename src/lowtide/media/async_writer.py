@@ -9,21 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.media.image_info import ImageFile, ImageInfo
+from lowtide.media.image_info import ImageInfo, ImageRowWriter
 
 # Rows are copied in pieces of about this size, so that the thread can start on the first.
 _CHUNK_BYTES = 1 << 20
 
 
-class AsyncWriter:
-    """Asynchronous `lowtide.core.signal.Sink` with a bounded queue.
+class AsyncSink:
+    """Asynchronous `lowtide.core.signal.RowSink` with a bounded queue.
 
     A thread writes the rows to ``sink``. The queue holds up to ``max_queued_bytes`` of copied rows;
     `write` blocks while it is full. After `close_rows` the file is finished in the background, and
     `commit` waits for that.
     """
 
-    def __init__(self, sink: ImageFile, max_queued_bytes: int) -> None:
+    def __init__(self, sink: ImageRowWriter, max_queued_bytes: int) -> None:
         self.info: ImageInfo = sink.info
         self.notes: Sequence[str] = sink.notes
         self._sink, self._max_queued_bytes = sink, max_queued_bytes
@@ -106,7 +106,7 @@ class AsyncWriter:
                 return None
             return self._rows.popleft()
 
-    def __enter__(self) -> AsyncWriter:
+    def __enter__(self) -> AsyncSink:
         return self
 
     def __exit__(self, *_exception: object) -> None:

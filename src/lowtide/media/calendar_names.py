@@ -19,10 +19,10 @@ from lowtide.media.calendars import (
     WEEKDAYS,
     WORKING,
     Calendar,
-    Counted,
-    Months,
-    Named,
-    Steps,
+    MonthCalendar,
+    NumberCalendar,
+    PandasCalendar,
+    StepCalendar,
 )
 
 # Names of pandas before 2.2.
@@ -43,25 +43,25 @@ def calendar_of(name: str) -> Calendar:
         ticks = [word for word in rest if word not in times] or ["D"]
         places = sorted({WEEKDAYS.index(day[:3].capitalize()) for day in days})
         if len(words) == 1:
-            return Steps(WEEK, tuple(places))
+            return StepCalendar(WEEK, tuple(places))
         return _within_weeks(name, ticks, tuple(places), times)
     if len(words) > 1 and all(":" in word for word in words[1:]):
         return _within_weeks(name, words[:1], EVERY, words[1:])
-    if name == Counted().name:
-        return Counted()
+    if name == NumberCalendar().name:
+        return NumberCalendar()
     found = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-(\w+))?", name.strip())
     if found is None:
         raise _unknown(name)
     count, base, anchor = int(found[1] or 1), _OLD.get(found[2], found[2]), found[3]
     if count and base == "W" and (anchor is None or anchor.capitalize() in WEEKDAYS):
         at = EVERY if anchor is None else (WEEKDAYS.index(anchor.capitalize()),)
-        return Steps(count * WEEK, at)
+        return StepCalendar(count * WEEK, at)
     if count and (months := _months(count, base, anchor)):
         return months
     if count == 1 and base == "B" and anchor is None:
-        return Steps(DAY, WORKING)
+        return StepCalendar(DAY, WORKING)
     if count and anchor is None and (unit := UNITS.get(base)):
-        return Steps(count * unit)
+        return StepCalendar(count * unit)
     try:
         offset = pd.tseries.frequencies.to_offset(
             f"{found[1]}{base}" + (f"-{anchor}" * bool(anchor))
@@ -70,7 +70,7 @@ def calendar_of(name: str) -> Calendar:
         raise _unknown(name) from error
     if offset is None or isinstance(offset, pd.tseries.offsets.Tick) or not count:
         raise _unknown(name)
-    return Named(offset.freqstr, offset)
+    return PandasCalendar(offset.freqstr, offset)
 
 
 def _unknown(name: str) -> UsageError:
@@ -80,7 +80,7 @@ def _unknown(name: str) -> UsageError:
 def _within_weeks(name: str, ticks: list[str], days: tuple[int, ...], times: list[str]) -> Calendar:
     """Return steps of some days of the week, at some times of the day."""
     found = calendar_of(ticks[0]) if len(ticks) == 1 else None
-    if not isinstance(found, Steps) or DAY % found.step or found.weekdays != EVERY:
+    if not isinstance(found, StepCalendar) or DAY % found.step or found.weekdays != EVERY:
         raise _unknown(name)
     chosen: list[int] = []
     for span in times:
@@ -88,7 +88,7 @@ def _within_weeks(name: str, ticks: list[str], days: tuple[int, ...], times: lis
         if None in ends or len(ends) > 2:
             raise _unknown(name)
         chosen += range(int(ends[0] or 0), int(ends[-1] or 0) + 1, found.step)
-    return Steps(found.step, days, tuple(chosen) if found.step < DAY else ())
+    return StepCalendar(found.step, days, tuple(chosen) if found.step < DAY else ())
 
 
 def _time(word: str) -> int | None:
@@ -97,15 +97,15 @@ def _time(word: str) -> int | None:
     return parts[0] * HOUR + parts[1] * MINUTE + parts[2] * SECOND if parts else None
 
 
-def _months(count: int, base: str, anchor: str | None) -> Months | None:
+def _months(count: int, base: str, anchor: str | None) -> MonthCalendar | None:
     for place, names in PLACES.items():
         if base not in names:
             continue
         length = LENGTHS[names.index(base)]
         if base == "MS" and anchor is not None and anchor.isdigit() and 1 <= int(anchor) <= 31:
-            return Months(count, int(anchor))
+            return MonthCalendar(count, int(anchor))
         if anchor is None:
-            return Months(count * length, place)
+            return MonthCalendar(count * length, place)
         if length > 1 and anchor.upper() in MONTHS:
-            return Months(count * length, place, MONTHS.index(anchor.upper()) % length)
+            return MonthCalendar(count * length, place, MONTHS.index(anchor.upper()) % length)
     return None

@@ -36,7 +36,7 @@ LENGTHS = (1, 3, 12)
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepCalendar:
     """Steps of one length, of which a week may have some alone.
 
     Attributes:
@@ -64,7 +64,7 @@ class Steps:
             return " ".join(days)
         return " ".join([_tick(self.step), *days, *_spans(self.times, self.step)])
 
-    def anchored(self, rows: np.ndarray) -> Steps:
+    def anchored(self, rows: np.ndarray) -> StepCalendar:
         """Return the calendar on the weekday that most rows have, where it is of weeks."""
         if self.step % WEEK or len(self.weekdays) == 1:
             return self
@@ -119,7 +119,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Months:
+class MonthCalendar:
     """Steps of months.
 
     Attributes:
@@ -148,7 +148,7 @@ class Months:
         late = self.place in ("end", "last") and self.months == 3
         return f"{name}-{MONTHS[month + 9 if late else month]}"
 
-    def anchored(self, rows: np.ndarray) -> Months:
+    def anchored(self, rows: np.ndarray) -> MonthCalendar:
         """Return the calendar that has a step in the month of the first row, if none is named."""
         if self.month is not None or self.months == 1:
             return self
@@ -201,14 +201,14 @@ class Months:
 
 
 @dataclass(frozen=True)
-class Counted:
+class NumberCalendar:
     """Steps that are numbers, of no time."""
 
     step: int = 1
     name: str = field(default="step", init=False)
     season: int = field(default=1, init=False)
 
-    def anchored(self, rows: np.ndarray) -> Counted:
+    def anchored(self, rows: np.ndarray) -> NumberCalendar:
         """Return the calendar."""
         return self
 
@@ -234,13 +234,13 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Named:
+class PandasCalendar:
     """Another calendar of pandas, such as ``SMS`` or ``WOM-3FRI``."""
 
     name: str
     offset: BaseOffset = field(compare=False)
 
-    def anchored(self, rows: np.ndarray) -> Named:
+    def anchored(self, rows: np.ndarray) -> PandasCalendar:
         """Return the calendar."""
         return self
 
@@ -279,10 +279,10 @@ class Named:
         return month_of(stamps) % 12 if self.season > 1 else np.zeros(len(stamps), int)
 
 
-Calendar = Steps | Months | Counted | Named
+Calendar = StepCalendar | MonthCalendar | NumberCalendar | PandasCalendar
 
 
-def among(stamps: np.ndarray, ascending: np.ndarray) -> np.ndarray:
+def isin_ascending(stamps: np.ndarray, ascending: np.ndarray) -> np.ndarray:
     """Return which of ``stamps`` are among ``ascending``: sooner than `numpy.isin` of many."""
     places = np.searchsorted(ascending, stamps)
     return ascending[np.minimum(places, len(ascending) - 1)] == stamps

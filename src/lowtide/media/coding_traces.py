@@ -11,7 +11,7 @@ import numpy as np
 import pyvips
 
 from lowtide.core.errors import ImageError
-from lowtide.media._libvips import FILE_ERRORS, error_text
+from lowtide.media._libvips import FILE_ERRORS, libvips_error_text
 from lowtide.media.formats import JPEG
 from lowtide.media.image_facts import MAX_PIXELS, inspect_image, open_decoder
 from lowtide.media.metadata import segments
@@ -20,7 +20,7 @@ from lowtide.media.video.opened_video import (
     load_av,
     open_video,
     packets_with_data,
-    readable,
+    readable_packets,
 )
 
 # JPEGs of a higher quality are enlarged as well, or better, by networks that saw clean pictures.
@@ -78,7 +78,7 @@ def _luma(path: Path) -> np.ndarray:
     try:
         values = image.crop(left, top, width, height).numpy()
     except FILE_ERRORS as error:
-        raise ImageError(f"{path}: damaged ({error_text(error)})") from error
+        raise ImageError(f"{path}: damaged ({libvips_error_text(error)})") from error
     colors = values.reshape(height, width, -1)[..., : 3 if image.bands >= 3 else 1]
     return colors.mean(axis=2, dtype=np.float32) * np.float32(_FULL.get(values.dtype.char, 1.0))
 
@@ -151,7 +151,7 @@ def coding_trace(path: Path) -> str:
     stored = jpegs = 0
     with open_video(path) as (container, stream):
         name = _codec(stream.codec_context.name)
-        packets = islice(packets_with_data(readable(container.demux(stream))), _PACKETS)
+        packets = islice(packets_with_data(readable_packets(container.demux(stream))), _PACKETS)
         for packet in islice((one for one in packets if one.is_keyframe), _KEY_FRAMES):
             for frame in _decoded(stream, packet)[:1]:
                 size = _jpeg_bytes(frame)

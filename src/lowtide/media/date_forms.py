@@ -261,7 +261,7 @@ def of_zone(name: str) -> datetime.tzinfo:
     return zoneinfo.ZoneInfo(name)
 
 
-def in_zone(utc: np.ndarray, zone: str) -> np.ndarray:
+def to_zone_clock(utc: np.ndarray, zone: str) -> np.ndarray:
     """Return stamps of UTC by the clock of a zone, in microseconds."""
     import pandas as pd
 
@@ -303,6 +303,9 @@ def zone_of_midnights(utc: np.ndarray) -> str | None:
         return None
     some = distinct[np.unique(np.linspace(0, len(distinct) - 1, 9).astype(int))]
     for name in (*_KNOWN, *sorted(zoneinfo.available_timezones() - set(_KNOWN))):
-        if not (in_zone(some, name) % DAY).any() and not (in_zone(distinct, name) % DAY).any():
+        if (
+            not (to_zone_clock(some, name) % DAY).any()
+            and not (to_zone_clock(distinct, name) % DAY).any()
+        ):
             return name
     return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowtide.core.input_file import exists, is_file, is_folder
-from lowtide.media.formats import SUFFIXES, identify, is_media_container
-from lowtide.media.tiff_header import Directory, directories
+from lowtide.media.formats import SUFFIXES, identify_format, is_media_container
+from lowtide.media.tiff_header import TiffDirectory, directories
 
 HEAD_BYTES = 512
 
@@ -68,7 +68,7 @@ _RAW_COMPRESSIONS = (32_767, 32_769, 32_770, 34_713, 65_000, 65_535)
 _NAMED = 3  # files listed per reason
 
 
-def describe(head: bytes) -> str:
+def describe_file_kind(head: bytes) -> str:
     """Describe a file of no supported format, with article: ``a PDF document``."""
     for magic, name in _UNSUPPORTED:
         if head.startswith(magic):
@@ -112,7 +112,7 @@ def camera_raw(path: Path, head: bytes) -> str | None:
         return _raw_tiff(path, list(directories(file)))
 
 
-def _raw_tiff(path: Path, found: list[Directory]) -> str | None:
+def _raw_tiff(path: Path, found: list[TiffDirectory]) -> str | None:
     if any(_DNG_VERSION in one for one in found):
         return "DNG"
     if is_raw_name(path):
@@ -122,12 +122,12 @@ def _raw_tiff(path: Path, found: list[Directory]) -> str | None:
     return None
 
 
-def _is_sensor(directory: Directory) -> bool:
+def _is_sensor(directory: TiffDirectory) -> bool:
     values = directory.value(_PHOTOMETRIC, 0), directory.value(_COMPRESSION, 0)
     return values[0] in _SENSOR or values[1] in _RAW_COMPRESSIONS
 
 
-def _begins_with_a_preview(found: list[Directory]) -> bool:
+def _begins_with_a_preview(found: list[TiffDirectory]) -> bool:
     """Return whether the first directory is a camera's reduced preview.
 
     In a pyramidal TIFF the reduced images come after the first.
@@ -163,8 +163,12 @@ def skip_reason(path: Path) -> str:
         return f"cannot be read: {error.strerror}"
     if not head:
         return "empty"
-    kind = identify(head)
-    return describe(head) if kind is None else f"{kind.name} by its content, but not by its name"
+    kind = identify_format(head)
+    return (
+        describe_file_kind(head)
+        if kind is None
+        else f"{kind.name} by its content, but not by its name"
+    )
 
 
 def skipped_summary(skipped: Sequence[SkippedFile]) -> list[str]:

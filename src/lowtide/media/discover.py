@@ -94,8 +94,8 @@ class FilePair:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Result of `discover`: file pairs, and the files left out with reasons.
+class DiscoveredFiles:
+    """Result of `discover_files`: file pairs, and the files left out with reasons.
 
     ``single_file`` is whether ``output`` named the single target itself, not its folder.
     """
@@ -105,14 +105,14 @@ class Found:
     single_file: bool
 
 
-def discover(
+def discover_files(
     inputs: list[str | Path] | list[str] | list[Path],
     output: Path | str,
     *,
     kind: MediaKind = IMAGES,
     format: str | None = None,
     suffix_text: str = "",
-) -> Found:
+) -> DiscoveredFiles:
     """Pair every input file of a kind with its output file.
 
     ``inputs`` are files, folders (searched with their subfolders, whose tree is repeated under
@@ -136,7 +136,7 @@ def discover(
         _check_name(target, suffix, suffix_text, kind)
         jobs = [FilePair(found[0][0], target, found[0][1].as_posix())]
         _check_conflicts(jobs)
-        return Found(jobs, skipped, single_file=True)
+        return DiscoveredFiles(jobs, skipped, single_file=True)
     if not folder and kind.format_of(kind.suffix_of(target) or ".") is not None:
         raise UsageError(
             f"{target} names one file, and there may be several results",
@@ -149,7 +149,7 @@ def discover(
     if suffix_text:
         jobs = _without_results(jobs, skipped)
     _check_conflicts(jobs)
-    return Found(jobs, skipped, single_file=False)
+    return DiscoveredFiles(jobs, skipped, single_file=False)
 
 
 def count_by_kind(
@@ -157,7 +157,7 @@ def count_by_kind(
     output: Path | str,
     kinds: Sequence[MediaKind],
 ) -> list[int]:
-    """Count the inputs of each kind by their names, as `discover` would find them."""
+    """Count the inputs of each kind by their names, as `discover_files` would find them."""
     suffixes = [suffix for kind in kinds for suffix in kind.suffixes]
     nouns = " or ".join(kind.noun for kind in kinds)
     every = MediaKind(nouns, suffixes, lambda suffix: None, kinds[0].error)

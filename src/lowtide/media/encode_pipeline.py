@@ -26,8 +26,8 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.media.encode import EncodeOptions, SaveDetails
 from lowtide.media.formats import JPEG, PNG, TIFF, ImageFormat, output_sample
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.metadata import Metadata, attach, keep_flags
-from lowtide.media.pixels import convert_samples, interpretation_of, resize
+from lowtide.media.metadata import ImageMetadata, attach, keep_flags
+from lowtide.media.pixels import convert_samples, interpretation_of, resample_image
 from lowtide.media.stated_color import rgb_profile_of_gray
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -46,7 +46,7 @@ _BLOCK = 1 << 17
 _RESOLUTIONS, _UNIT = (282, 283), 296  # tags of TIFF
 
 
-class EncodePipeline:
+class VipsEncoder:
     """libvips pipeline from the pipe to the file: resize, conversion, encoding."""
 
     def __init__(
@@ -54,7 +54,7 @@ class EncodePipeline:
         image_format: ImageFormat,
         info: ImageInfo,
         size: tuple[int, int],
-        metadata: Metadata,
+        metadata: ImageMetadata,
         options: EncodeOptions,
         *,
         zero_alpha: bool,
@@ -85,7 +85,7 @@ class EncodePipeline:
             image = image.copy(format="float", bands=info.channels)
         image = image.copy(interpretation=interpretation_of(info.channels, info.sample_type))
         if self._size != (info.width, info.height):
-            image = resize(image, *self._size)
+            image = resample_image(image, *self._size)
         if self._zero_alpha:
             image = image.extract_band(0, n=info.color_channels).bandjoin_const([0])
         stored, _note = output_sample(self._format, info.sample_type, info.value_range)
@@ -103,7 +103,7 @@ class EncodePipeline:
 
 
 def _notes(
-    image_format: ImageFormat, info: ImageInfo, metadata: Metadata, colors: int
+    image_format: ImageFormat, info: ImageInfo, metadata: ImageMetadata, colors: int
 ) -> tuple[str, ...]:
     notes: list[str] = []
     _stored, rounding = output_sample(image_format, info.sample_type, info.value_range)
@@ -122,7 +122,7 @@ def _notes(
     return tuple(notes)
 
 
-class UncompressedPng:
+class UncompressedPngWriter:
     """Incremental writer of an uncompressed PNG of known size."""
 
     def __init__(
@@ -210,7 +210,7 @@ def _stack_bytes() -> int:
     return _DEFAULT_STACK if soft == resource.RLIM_INFINITY else soft
 
 
-def correct_head(path: Path, image_format: ImageFormat, metadata: Metadata) -> None:
+def correct_head(path: Path, image_format: ImageFormat, metadata: ImageMetadata) -> None:
     """Correct what the head of a file says, whose metadata are to be these; raises `OSError`."""
     if image_format is PNG:
         _correct_png(path, metadata)
@@ -223,7 +223,7 @@ def correct_head(path: Path, image_format: ImageFormat, metadata: Metadata) -> N
         _drop_tiff_resolution(path)
 
 
-def _correct_png(path: Path, metadata: Metadata) -> None:
+def _correct_png(path: Path, metadata: ImageMetadata) -> None:
     made = b"".join(metadata.texts.values())
     if metadata.codes is not None:
         data = b"cICP" + bytes([*metadata.codes, 0, 1])

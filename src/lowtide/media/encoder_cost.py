@@ -12,7 +12,7 @@ from lowtide.media.image_info import ImageInfo
 
 
 @dataclass(frozen=True)
-class OutputCost:
+class EncodingMemory:
     """Host memory of an encoder in bytes: upper bound, typical value, and the reason.
 
     ``collecting`` is what it has until the last row, where the image is encoded only then, when
@@ -32,7 +32,7 @@ def output_cost(
     *,
     resized_from: ImageInfo | None = None,
     default_format: str | None = None,
-) -> OutputCost:
+) -> EncodingMemory:
     """Predict the host memory of encoding an image, without the rows given to it.
 
     Args:
@@ -53,10 +53,10 @@ def output_cost(
         resizing = codec_memory.resize_bytes(resized_from)
         cost, settled = cost + resizing, settled + resizing
     if entry.encoder_bytes is None:
-        return OutputCost(cost.upper, cost.typical, f"a {entry.name} is encoded by rows")
+        return EncodingMemory(cost.upper, cost.typical, f"a {entry.name} is encoded by rows")
     encoder = entry.encoder_bytes(info, chosen)
     collecting, encoding = cost + codec_memory.collected_frame(info), settled + encoder
-    return OutputCost(
+    return EncodingMemory(
         max(collecting.upper, encoding.upper),
         max(collecting.typical, encoding.typical),
         f"{entry.with_article} is encoded as a whole",

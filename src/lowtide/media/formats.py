@@ -205,7 +205,7 @@ for _known in (PNG, JPEG, WEBP, TIFF, AVIF, GIF, BMP, HEIC):
     add_format(_known)
 
 
-def identify(head: bytes) -> ImageFormat | None:
+def identify_format(head: bytes) -> ImageFormat | None:
     """Return the format of a file with first bytes ``head``, or None."""
     return next((one for one in FORMATS if one.begins(head)), None)
 
@@ -243,7 +243,7 @@ def output_format(path: Path | str, default_format: str | None = None) -> ImageF
     return entry
 
 
-def check_output(
+def require_format_holds(
     path: Path | str, info: ImageInfo, default_format: str | None = None
 ) -> ImageFormat:
     """Check that the format of ``path`` can hold an image; return the format.

@@ -14,12 +14,12 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
-from lowtide.media._libvips import FILE_ERRORS, configure, error_text, is_harmless
-from lowtide.media.detect import HEAD_BYTES, camera_raw, describe
-from lowtide.media.formats import AVIF, FORMATS, HEIC, JPEG, PNG, TIFF, ImageFormat, identify
+from lowtide.media._libvips import FILE_ERRORS, configure, is_harmless, libvips_error_text
+from lowtide.media.detect import HEAD_BYTES, camera_raw, describe_file_kind
+from lowtide.media.formats import AVIF, FORMATS, HEIC, JPEG, PNG, TIFF, ImageFormat, identify_format
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.metadata import JpegParts, Metadata, jpeg_parts, read_metadata
-from lowtide.media.pixels import info_of, normalize, select_channels
+from lowtide.media.metadata import ImageMetadata, JpegParts, jpeg_parts, read_metadata
+from lowtide.media.pixels import image_info_of, normalize, select_channels
 from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color, png_texts
 from lowtide.media.tiff_header import (
     has_exif,
@@ -69,7 +69,7 @@ class OpenDecoder:
     image: pyvips.Image
     stored_info: ImageInfo
     facts: ImageFacts
-    metadata: Metadata
+    metadata: ImageMetadata
     reopen_tolerant: Callable[[], OpenDecoder] | None = None
 
 
@@ -116,7 +116,7 @@ def open_decoder(
         color = heif_color(path) if kind in (AVIF, HEIC) else png_color(chunks)
         own, notes = select_channels(header, path) if kind is TIFF and by_vips else (header, [])
         image, more = normalize(own, path)
-        stored = info_of(image)
+        stored = image_info_of(image)
     except UnicodeEncodeError as error:
         raise ImageError(
             f"{str(path)!r}: libvips cannot open a name that is not valid text",
@@ -126,7 +126,7 @@ def open_decoder(
         if strict and is_harmless(error):
             return open_decoder(path, max_pixels, tolerant=True)
         raise ImageError(
-            f"{path}: damaged or unsupported {kind.name} file ({error_text(error)})"
+            f"{path}: damaged or unsupported {kind.name} file ({libvips_error_text(error)})"
         ) from error
     cost, why = _decoding_cost(path, kind, header, stored)
     scratch = spool_bytes(stored, orientation)
@@ -181,10 +181,12 @@ def _identify(path: Path) -> ImageFormat:
             hint="develop it first, for example: darktable-cli"
             f" {shlex.quote(str(path))} {shlex.quote(path.stem)}_developed.tif",
         )
-    kind = identify(head)
+    kind = identify_format(head)
     if kind is None:
         names = ", ".join(entry.name for entry in FORMATS)
-        raise ImageError(f"{path}: this is {describe(head)}", hint=f"convert it to one of {names}")
+        raise ImageError(
+            f"{path}: this is {describe_file_kind(head)}", hint=f"convert it to one of {names}"
+        )
     return kind
 
 

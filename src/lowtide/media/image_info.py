@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
-from lowtide.core.signal import Source
+from lowtide.core.signal import RowSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ class ImageInfo:
         return self.width * self.height
 
 
-class ImageRows(Source, Protocol):
+class ImageRowReader(RowSource, Protocol):
     """Protocol of an open image, (H, W, C), that is read by rows."""
 
     @property
@@ -108,7 +108,7 @@ class ImageRows(Source, Protocol):
         ...
 
 
-class ImageFile(Protocol):
+class ImageRowWriter(Protocol):
     """Protocol of an image that is written by rows, under a temporary name until `commit`."""
 
     @property

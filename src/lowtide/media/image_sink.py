@@ -22,22 +22,22 @@ from lowtide.core.atomic_file import (
     prepare_part_file,
     probe_disk_error,
     put_in_place,
-    sync,
+    sync_to_disk,
     write_error,
 )
 from lowtide.core.errors import OutputError
 from lowtide.core.heap import trimming_heap
-from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure, error_text
+from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure, libvips_error_text
 from lowtide.media.encode import EncodeOptions
 from lowtide.media.encode_pipeline import (
-    EncodePipeline,
-    UncompressedPng,
+    UncompressedPngWriter,
+    VipsEncoder,
     require_room_for_encoder,
     wait_until_read,
 )
-from lowtide.media.formats import check_output
+from lowtide.media.formats import require_format_holds
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.metadata import Metadata
+from lowtide.media.metadata import ImageMetadata
 from lowtide.media.pixels import dtype_of
 
 
@@ -45,7 +45,7 @@ def open_sink(
     path: Path | str,
     info: ImageInfo,
     *,
-    metadata: Metadata | None = None,
+    metadata: ImageMetadata | None = None,
     strip_metadata: bool = False,
     options: EncodeOptions | None = None,
     resize_to: tuple[int, int] | None = None,
@@ -78,12 +78,12 @@ def open_sink(
     width, height = resize_to or (info.width, info.height)
     if width < 1 or height < 1:
         raise OutputError(f"{target}: cannot write an image of {width} x {height} pixels")
-    image_format = check_output(
+    image_format = require_format_holds(
         target, ImageInfo(width, height, info.channels, info.sample_type), default_format
     )
-    kept_metadata = metadata or Metadata()
+    kept_metadata = metadata or ImageMetadata()
     kept_metadata = kept_metadata.stripped() if strip_metadata else kept_metadata
-    encoder = EncodePipeline(
+    encoder = VipsEncoder(
         image_format,
         info,
         (width, height),
@@ -95,7 +95,7 @@ def open_sink(
 
 
 class ImageSink:
-    """Image file as a `lowtide.core.signal.Sink`; made by `open_sink`.
+    """Image file as a `lowtide.core.signal.RowSink`; made by `open_sink`.
 
     Until `commit` the target is untouched: bytes go to the new, hidden file ``part`` next to it.
     ``notes`` are messages about what the format cannot keep. As a context manager it aborts if the
@@ -103,7 +103,7 @@ class ImageSink:
     """
 
     def __init__(
-        self, path: Path, info: ImageInfo, encoder: EncodePipeline, part: Path, replace: bool
+        self, path: Path, info: ImageInfo, encoder: VipsEncoder, part: Path, replace: bool
     ) -> None:
         configure()
         require_room_for_encoder(str(path))
@@ -128,7 +128,7 @@ class ImageSink:
             self._remove()
             raise
 
-    def _start_encoder(self, encoder: EncodePipeline) -> None:
+    def _start_encoder(self, encoder: VipsEncoder) -> None:
         """Wait until the encoder has read the header, then until its threads wait for rows."""
         out, self._pipe = os.pipe()
         thread = threading.Thread(
@@ -141,14 +141,14 @@ class ImageSink:
         self._png.write_nothing()
         wait_until_read(out, lambda: self._failure is not None)
 
-    def _open_png(self) -> UncompressedPng:
+    def _open_png(self) -> UncompressedPngWriter:
         width, bands, bits = self.info.width, self.info.channels, 8
         if self.info.sample_type == "float32":
             # PNG has no float samples: the bytes are sent as a gray image.
             width, bands = width * bands * 4, 1
         elif self.info.sample_type == "uint16":
             bits = 16
-        return UncompressedPng(self._send, width, self.info.height, bands, bits)
+        return UncompressedPngWriter(self._send, width, self.info.height, bands, bits)
 
     def _encode(self, run: Callable[[int, Path], None], descriptor: int) -> None:
         try:
@@ -222,7 +222,7 @@ class ImageSink:
         if self._failure is not None:
             raise self._fail()
         try:
-            sync(self._part)
+            sync_to_disk(self._part)
         except OSError as error:
             self._failure = error
             raise self._fail() from error
@@ -238,7 +238,7 @@ class ImageSink:
         self.finish()
         try:
             put_in_place(self._part, self._path, replace=self._replace)
-            sync(self._path.parent)
+            sync_to_disk(self._path.parent)
         except (OSError, OutputError) as error:
             self._failure = error
             raise self._fail() from error
@@ -275,7 +275,7 @@ class ImageSink:
         if isinstance(failure, OSError):
             return write_error(self._path, failure)
         if isinstance(failure, pyvips.Error):
-            return OutputError(f"{self._path}: cannot be written ({error_text(failure)})")
+            return OutputError(f"{self._path}: cannot be written ({libvips_error_text(failure)})")
         return failure or OutputError(f"{self._path}: the encoder stopped")
 
     def __enter__(self) -> ImageSink:

@@ -19,12 +19,12 @@ from lowtide.media._libvips import (
     FILE_ERRORS,
     READ_TRIM_BYTES,
     HeapTrimmer,
-    error_text,
     is_harmless,
+    libvips_error_text,
 )
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
 from lowtide.media.image_info import ImageInfo, ValueRange
-from lowtide.media.metadata import Metadata
+from lowtide.media.metadata import ImageMetadata
 from lowtide.media.pixels import dtype_of
 from lowtide.media.whole_file import Spool
 
@@ -142,7 +142,7 @@ class _Decoder:
                 return
             raise ImageError(
                 f"{self._path}: damaged or cut short after row {self._next_row:,} of"
-                f" {info.height:,} ({error_text(error)})"
+                f" {info.height:,} ({libvips_error_text(error)})"
             ) from error
         rows[:] = np.frombuffer(pixels, rows.dtype).reshape(rows.shape)
         if self._opaque:
@@ -152,7 +152,7 @@ class _Decoder:
 
 
 class ImageSource(ClosedOnExit):
-    """Image file as a `lowtide.core.signal.Source`; made by `open_image`.
+    """Image file as a `lowtide.core.signal.RowSource`; made by `open_image`.
 
     ``facts`` are those of `inspect_image`, ``metadata`` is to be written to the output.
     ``zero_alpha`` is whether alpha is 0 everywhere: the color of such a file has another use than
@@ -165,7 +165,7 @@ class ImageSource(ClosedOnExit):
     ) -> None:
         self.zero_alpha = zero_alpha
         self.facts: ImageFacts = opened.facts
-        self.metadata: Metadata = opened.metadata
+        self.metadata: ImageMetadata = opened.metadata
         self._path = path
         self._stored_info = opened.stored_info
         self._scratch_dir = scratch_dir
@@ -235,7 +235,7 @@ _READ_ROWS = 16
 
 
 class CroppedSource(ClosedOnExit):
-    """Part of an open image, as a `lowtide.media.image_info.ImageRows`.
+    """Part of an open image, as a `lowtide.media.image_info.ImageRowReader`.
 
     Args:
         source: The picture, which is closed with this.

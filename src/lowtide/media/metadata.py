@@ -34,7 +34,7 @@ _MOTION = re.compile(rb":(?:MotionPhoto|MicroVideo)\s*(?:=\s*[\"']1|>\s*1)|\"Mot
 
 
 @dataclass(frozen=True)
-class Metadata:
+class ImageMetadata:
     """Metadata of one image.
 
     ``icc``, ``exif``, ``xmp`` and ``iptc`` are the raw blocks of the file; where it describes its
@@ -54,12 +54,12 @@ class Metadata:
     codes: tuple[int, int] | None = None
     texts: dict[str, bytes] = field(default_factory=dict)
 
-    def stripped(self) -> Metadata:
+    def stripped(self) -> ImageMetadata:
         """Return a copy with only what colors depend on: the ICC profile, or the codes.
 
         EXIF, XMP, IPTC and the resolution are dropped; comments are never kept.
         """
-        return Metadata(icc=self.icc, codes=self.codes)
+        return ImageMetadata(icc=self.icc, codes=self.codes)
 
     @property
     def has_resolution(self) -> bool:
@@ -79,7 +79,7 @@ def read_metadata(
     *,
     has_resolution: bool = True,
     texts: dict[str, bytes] | None = None,
-) -> Metadata:
+) -> ImageMetadata:
     """Read the metadata of a decoded image, adjusted for upright pixels.
 
     ``color`` is what the file says of its color without a profile; that goes before one.
@@ -99,7 +99,7 @@ def read_metadata(
         described = color.description
         icc = None if described is None else described.profile(channels, color.name)
     unit = str(image.get("resolution-unit")) if image.get_typeof("resolution-unit") else "in"
-    return Metadata(
+    return ImageMetadata(
         icc=icc,
         exif=_upright_exif(exif) if exif is not None else None,
         xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", without_parts(xmp)) if xmp is not None else None,
@@ -130,7 +130,7 @@ def _upright_exif(block: bytes) -> bytes:
     return bytes(data)
 
 
-def attach(image: pyvips.Image, metadata: Metadata) -> pyvips.Image:
+def attach(image: pyvips.Image, metadata: ImageMetadata) -> pyvips.Image:
     """Return a copy of ``image``, which has no metadata, with ``metadata``.
 
     While writing the EXIF block libvips sets the dimensions in it to those of the image.
@@ -150,7 +150,7 @@ def attach(image: pyvips.Image, metadata: Metadata) -> pyvips.Image:
     return plain
 
 
-def keep_flags(metadata: Metadata) -> int:
+def keep_flags(metadata: ImageMetadata) -> int:
     """Return the libvips ``keep`` flags for writing exactly this metadata."""
     flags = _KEEP_ICC
     if metadata.exif is not None:

@@ -101,7 +101,7 @@ def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
     return scaled, [f"{bits}-bit samples expanded to 16 bits"]
 
 
-def info_of(image: pyvips.Image) -> ImageInfo:
+def image_info_of(image: pyvips.Image) -> ImageInfo:
     """Return shape and sample type of an image from `normalize`."""
     sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     return ImageInfo(image.width, image.height, image.bands, sample)
@@ -139,7 +139,7 @@ def convert_samples(
     return image.copy(interpretation=interpretation_of(image.bands, sample))
 
 
-def resize(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
+def resample_image(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
     """Resample to exactly ``width`` x ``height``, streaming, with premultiplied alpha.
 
     Downscaling uses a Lanczos kernel of three lobes; libvips upscales with a bicubic one.

@@ -15,8 +15,8 @@ from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media.encode import EncodeOptions
-from lowtide.media.encoder_cost import OutputCost, output_cost
-from lowtide.media.formats import JPEG, PNG, TIFF, WEBP, check_output
+from lowtide.media.encoder_cost import EncodingMemory, output_cost
+from lowtide.media.formats import JPEG, PNG, TIFF, WEBP, require_format_holds
 from lowtide.media.image_facts import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.raw_file import DevelopedFrame, RawFile
@@ -138,13 +138,13 @@ def _inspect(
 
 
 @dataclass(frozen=True)
-class RawResult:
+class RawOutputFacts:
     """What is written of a RAW file: ``info`` of the image, its format, and the memory it takes."""
 
     output: RawOutput
     info: ImageInfo
     format: str
-    writing: OutputCost
+    writing: EncodingMemory
 
 
 def raw_result(
@@ -154,7 +154,7 @@ def raw_result(
     output: RawOutput | Literal["auto"],
     options: EncodeOptions,
     default_format: str | None,
-) -> RawResult:
+) -> RawOutputFacts:
     """Return what is written of a RAW file to ``target``; ``auto`` goes by its format.
 
     Raises:
@@ -162,7 +162,7 @@ def raw_result(
         ImageError: LibRaw does not develop such files.
         OutputError: The format cannot hold the result.
     """
-    entry = check_output(target, facts.info, default_format or facts.format)
+    entry = require_format_holds(target, facts.info, default_format or facts.format)
     if output == "auto":
         output = "linear" if entry is TIFF else "developed"
     if output != "developed" and entry not in (TIFF, PNG):
@@ -172,7 +172,7 @@ def raw_result(
         )
     if output == "mosaic":
         writing = output_cost(target, facts.info, options, default_format=entry.name)
-        return RawResult(output, facts.info, entry.name, writing)
+        return RawOutputFacts(output, facts.info, entry.name, writing)
     width, height = facts.frame.size
     if facts.is_xtrans and min(width, height) < _XTRANS_SIDE:
         raise ImageError(
@@ -183,17 +183,17 @@ def raw_result(
     bits = 1 if entry in (JPEG, WEBP) else 2
     colors = 1 if facts.colors == "gray" else 3
     info = ImageInfo(width, height, colors, "uint8" if bits == 1 else "uint16")
-    check_output(target, info, entry.name)
+    require_format_holds(target, info, entry.name)
     encoding = output_cost(target, info, options, default_format=entry.name)
     pixels = facts.frame.height * facts.frame.width
     picture = pixels * (_DEVELOPING + 3 * bits) + _TILES
     threads = _TILES * ((os.cpu_count() or 1) - 1)
-    writing = OutputCost(
+    writing = EncodingMemory(
         encoding.resident_bytes + picture + threads,
         encoding.typical_bytes + picture,
         "LibRaw develops the whole image",
     )
-    return RawResult(output, info, entry.name, writing)
+    return RawOutputFacts(output, info, entry.name, writing)
 
 
 @dataclass(frozen=True)

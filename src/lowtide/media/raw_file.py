@@ -16,8 +16,8 @@ import numpy as np
 from lowtide.core.errors import ImageError, UsageError, install_extra
 from lowtide.core.input_file import require_input
 from lowtide.core.signal import ClosedOnExit
-from lowtide.media.detect import HEAD_BYTES, camera_raw, describe
-from lowtide.media.formats import identify
+from lowtide.media.detect import HEAD_BYTES, camera_raw, describe_file_kind
+from lowtide.media.formats import identify_format
 from lowtide.media.image_info import ImageInfo
 
 if TYPE_CHECKING:
@@ -279,8 +279,8 @@ def _unreadable(path: Path, head: bytes, error: Exception) -> ImageError:
     text, size = _text(error), path.stat().st_size
     kind = camera_raw(path, head)
     if kind is None:
-        picture = identify(head)
-        found = describe(head) if picture is None else f"a {picture.name} by its content"
+        picture = identify_format(head)
+        found = describe_file_kind(head) if picture is None else f"a {picture.name} by its content"
         return ImageError(
             f"{path}: no camera RAW file, but {found} ({size:,} bytes; LibRaw: {text})",
             hint="--kind image if it is a picture",
@@ -298,7 +298,7 @@ def _text(error: Exception) -> str:
 
 
 @dataclass(frozen=True)
-class PlanesInfo(ImageInfo):
+class RawPlanesInfo(ImageInfo):
     """Size of planes of raw values, none of which is alpha."""
 
     sample_type: str = "uint16"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -310,7 +310,7 @@ class PlanesInfo(ImageInfo):
 
 
 @dataclass(frozen=True)
-class PlaneLayout:
+class MosaicLayout:
     """How rows of a mosaic (H, W) become rows of planes (H', W', ``period``²), and back.
 
     The planes begin ``top`` rows and ``left`` columns before the mosaic, and at least end with it:
@@ -321,7 +321,7 @@ class PlaneLayout:
     top: int = 0
     left: int = 0
 
-    def info(self, values: tuple[int, ...]) -> PlanesInfo:
+    def info(self, values: tuple[int, ...]) -> RawPlanesInfo:
         """Return the size of the planes of an array (H, W) or (H, W, C)."""
         height, width, *colors = values
         channels = colors[0] if colors else self.period**2
@@ -329,7 +329,7 @@ class PlaneLayout:
             -(-(before + size) // self.period)
             for before, size in ((self.top, height), (self.left, width))
         )
-        return PlanesInfo(wide, high, channels)
+        return RawPlanesInfo(wide, high, channels)
 
     def gather(self, values: np.ndarray, first: int, last: int) -> np.ndarray:
         """Return rows ``first`` to before ``last`` of the planes, (N, W', C)."""
@@ -366,13 +366,13 @@ class PlaneLayout:
 
 
 class RawSource(ClosedOnExit):
-    """`lowtide.media.image_info.ImageRows` of a RAW file's planes; any rows, again too.
+    """`lowtide.media.image_info.ImageRowReader` of a RAW file's planes; any rows, again too.
 
     Args:
         raw: The file, which is closed with the source.
     """
 
-    def __init__(self, raw: RawFile, layout: PlaneLayout) -> None:
+    def __init__(self, raw: RawFile, layout: MosaicLayout) -> None:
         self.raw, self.layout = raw, layout
         self.info: ImageInfo = layout.info(raw.values.shape)
         self.dtype: np.dtype[np.generic] = np.dtype(np.uint16)

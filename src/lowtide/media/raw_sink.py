@@ -14,8 +14,8 @@ import numpy as np
 from lowtide.media.encode import EncodeOptions
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_sink import open_sink
-from lowtide.media.metadata import Metadata
-from lowtide.media.raw_facts import RawResult
+from lowtide.media.metadata import ImageMetadata
+from lowtide.media.raw_facts import RawOutputFacts
 from lowtide.media.raw_file import RawSource
 
 _ROWS = 64
@@ -30,7 +30,7 @@ _Entry = tuple[int, int, int, bytes]  # tag, type, count, data
 
 
 class RawSink:
-    """`lowtide.media.image_info.ImageFile` of a RAW file's planes.
+    """`lowtide.media.image_info.ImageRowWriter` of a RAW file's planes.
 
     Rows are put back in their place in the values of ``source``, which are in memory once: a row
     may be written when it was read. The file is developed and encoded by `finish`.
@@ -49,7 +49,7 @@ class RawSink:
         self,
         target: Path,
         source: RawSource,
-        result: RawResult,
+        result: RawOutputFacts,
         *,
         strip_metadata: bool,
         options: EncodeOptions,
@@ -61,7 +61,7 @@ class RawSink:
         self._file = open_sink(
             target,
             result.info,
-            metadata=Metadata(exif=exif_of(source.raw.other)),
+            metadata=ImageMetadata(exif=exif_of(source.raw.other)),
             strip_metadata=strip_metadata,
             options=options,
             default_format=result.format,

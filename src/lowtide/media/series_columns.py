@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.media.table_dates import Stamps
-from lowtide.media.table_file import TableSource
+from lowtide.media.table_dates import StampColumn
+from lowtide.media.table_file import GivenTable
 from lowtide.media.table_numbers import NUMERIC, is_number_like
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_words import few
+from lowtide.media.table_words import first_few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +46,7 @@ _MANY_ROWS = 1.5
 
 
 def series_columns(
-    source: TableSource, stamps: Stamps, names: list[str], options: TableOptions
+    source: GivenTable, stamps: StampColumn, names: list[str], options: TableOptions
 ) -> list[str]:
     """Return the column of names that makes doubled stamps unique, where it is one alone."""
     import pandas as pd
@@ -72,20 +72,21 @@ def series_columns(
             return [working[0]]
         if kinds:
             raise InputError(
-                f"several columns may be names of series: {few(working)}",
+                f"several columns may be names of series: {first_few(working)}",
                 hint=f"--id-column {working[0]}",
             )
     for group in ([*named, *text], [*named, *text, *counts]):
         together = frame[group].assign(stamp=stamps.numbers) if len(group) > 1 else None
         if together is not None and not together.duplicated().any():
             raise InputError(
-                f"dates are there several times, and columns name series together: {few(group)}",
+                "dates are there several times, and columns name series together: "
+                f"{first_few(group)}",
                 hint=f"--id-column {','.join(group)}",
             )
     return []
 
 
-def _is_series(column: pd.Series, stamps: Stamps) -> bool:
+def _is_series(column: pd.Series, stamps: StampColumn) -> bool:
     """Return whether a column's cells are names of several series, each stamp there once."""
     import pandas as pd
 
@@ -101,7 +102,7 @@ def _may_name(column: pd.Series) -> bool:
 
 
 def value_column(
-    frame: pd.DataFrame, stamps: Stamps, rest: list[str], options: TableOptions
+    frame: pd.DataFrame, stamps: StampColumn, rest: list[str], options: TableOptions
 ) -> str:
     """Return a long table's column of values.
 
@@ -122,7 +123,7 @@ def value_column(
     if not values:
         raise InputError("a long table has no column of numbers")
     raise InputError(
-        f"several columns may be the values of a long table: {few(values)}",
+        f"several columns may be the values of a long table: {first_few(values)}",
         hint=f"--target {(by_name or values)[0]}",
     )
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError, install_extra, shown
-from lowtide.media.calendars import Counted, among
-from lowtide.media.table_columns import Columns, find_columns, time_columns, without_others
-from lowtide.media.table_dates import Stamps
-from lowtide.media.table_file import TableSource, read_source
+from lowtide.core.errors import InputError, UsageError, install_extra, short_repr
+from lowtide.media.calendars import NumberCalendar, isin_ascending
+from lowtide.media.table_columns import TableColumns, find_columns, time_columns, without_others
+from lowtide.media.table_dates import StampColumn
+from lowtide.media.table_file import GivenTable, read_source
 from lowtide.media.table_frames import TableData, frame_of
-from lowtide.media.table_future import Cells, Future, future_of_columns, future_of_series
+from lowtide.media.table_future import Cells, KnownFuture, future_of_columns, future_of_series
 from lowtide.media.table_numbers import numbers, numbers_if_any
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_remarks import (
@@ -26,7 +26,7 @@ from lowtide.media.table_remarks import (
     require_one_frequency,
     require_sizes,
 )
-from lowtide.media.table_words import RowError, few
+from lowtide.media.table_words import TableRowError, first_few
 from lowtide.media.time_grid import TimeGrid, fit_grid, index_of
 from lowtide.media.time_table import TimeTable, ends_of, place_among
 
@@ -69,7 +69,7 @@ def read_table(
         if is_file:
             source = read_source(Path(data), room, options.decimal)
         else:
-            source = TableSource.of_frame(frame_of(data, counted=options.consecutive))
+            source = GivenTable.of_frame(frame_of(data, counted=options.consecutive))
         if not len(source.frame):
             raise InputError("0 rows are too few for a forecast", hint="give rows below the header")
         time = time_columns(source, options)
@@ -80,7 +80,7 @@ def read_table(
         named = error.message.startswith(f"{where}: ")
         message = error.message if named else f"{where}: {error.message}"
         raise InputError(message, hint=error.hint) from error
-    except RowError as error:
+    except TableRowError as error:
         assert source is not None
         message = f"{where}: {source.place(error.row)}, {error.message}"
         if error.first is not None:
@@ -88,19 +88,19 @@ def read_table(
         raise InputError(message, hint=error.hint) from error
 
 
-def _read(source: TableSource, time: list[str], options: TableOptions) -> TimeTable:
+def _read(source: GivenTable, time: list[str], options: TableOptions) -> TimeTable:
     """Return the table of a source: what its columns are, their numbers, and their grid."""
     found = find_columns(source, time, options)
     missing: Counter[str] = Counter()
     notes = [*source.notes, *found.stamps.notes, *found.notes]
     wide = (_wide if found.series is None else _pivot)(found, options, missing)
     if missing:
-        words = ", ".join(shown(word) for word, _ in missing.most_common(5))
+        words = ", ".join(short_repr(word) for word, _ in missing.most_common(5))
         notes.append(f"{missing.total():,} cells count as missing: {words}")
     return table_on_grid(wide, found, options, notes)
 
 
-def _wide(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.DataFrame:
+def _wide(found: TableColumns, options: TableOptions, missing: Counter[str]) -> pd.DataFrame:
     """Return a wide table's numbers, by stamp: of the columns wanted, and those known ahead."""
     import pandas as pd
 
@@ -121,7 +121,7 @@ def _wide(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.Da
     return pd.DataFrame(values).set_axis(pd.Index(found.stamps.numbers), axis=0)
 
 
-def _pivot(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.DataFrame:
+def _pivot(found: TableColumns, options: TableOptions, missing: Counter[str]) -> pd.DataFrame:
     """Return a long table's numbers with a column for each series that is wanted, by stamp."""
     import pandas as pd
 
@@ -137,7 +137,7 @@ def _pivot(found: Columns, options: TableOptions, missing: Counter[str]) -> pd.D
     return wide.iloc[:, places] if places else wide
 
 
-def _require_once(stamps: Stamps, keys: pd.DataFrame | np.ndarray) -> None:
+def _require_once(stamps: StampColumn, keys: pd.DataFrame | np.ndarray) -> None:
     """Refuse a stamp that is there twice, in one series."""
     import pandas as pd
 
@@ -150,12 +150,12 @@ def _require_once(stamps: Stamps, keys: pd.DataFrame | np.ndarray) -> None:
         if not stamps.counted and stamps.zone is None and (stamps.numbers % 86_400_000_000).any():
             hint += "; an hour that a clock repeats needs its zone (--timezone) or its offset"
         first = int(same.argmax())
-        raise RowError(row, f"{stamps.words(row)} is there twice", hint=hint, first=first)
+        raise TableRowError(row, f"{stamps.words(row)} is there twice", hint=hint, first=first)
 
 
 def table_on_grid(
     wide: pd.DataFrame,
-    found: Columns,
+    found: TableColumns,
     options: TableOptions,
     notes: list[str],
 ) -> TimeTable:
@@ -169,7 +169,7 @@ def table_on_grid(
     stamps = wide.index.to_numpy(np.int64)
     grid, places = _grid(stamps, found, options, notes)
     if empty:
-        notes.append(f"left out, without a single value: {few(empty)}")
+        notes.append(f"left out, without a single value: {first_few(empty)}")
         wide = wide.drop(columns=empty)
     names = [str(name) for name in wide.columns]
     rows = np.full((len(grid.stamps), len(names)), np.nan)
@@ -199,7 +199,7 @@ def table_on_grid(
 
 
 def _grid(
-    stamps: np.ndarray, found: Columns, options: TableOptions, notes: list[str]
+    stamps: np.ndarray, found: TableColumns, options: TableOptions, notes: list[str]
 ) -> tuple[TimeGrid, np.ndarray]:
     """Return the grid of ``stamps`` [rows], and the step [rows] of each, -1 for none."""
     counted = found.stamps.counted or options.consecutive
@@ -210,10 +210,10 @@ def _grid(
                 f"rows are counted, whatever their distance: {ends} are 1 to {len(stamps):,}"
             )
         stamps = np.arange(1, len(stamps) + 1)
-    index = index_of(stamps, Counted() if counted else None)
+    index = index_of(stamps, NumberCalendar() if counted else None)
     grid = fit_grid(index, options.frequency)
     moved = grid.calendar.nearest(stamps)
-    on_grid = among(moved, grid.numbers)
+    on_grid = isin_ascending(moved, grid.numbers)
     notes += moved_rows(index, moved != stamps, ~on_grid, grid.frequency)
     zone = None if counted else found.stamps.zone
     places = np.where(on_grid, np.searchsorted(grid.numbers, moved), -1)
@@ -223,7 +223,7 @@ def _grid(
 def _table(
     grid: TimeGrid,
     values: np.ndarray,
-    how: tuple[Columns, Future],
+    how: tuple[TableColumns, KnownFuture],
     present: np.ndarray,
     notes: list[str],
 ) -> TimeTable:

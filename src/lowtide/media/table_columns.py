@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shown
+from lowtide.core.errors import InputError, short_repr
 from lowtide.media.date_forms import month_of_name
 from lowtide.media.series_columns import LONG, is_nameless, series_columns, value_column
-from lowtide.media.table_dates import Stamps, read_stamps, reads_as_stamps
-from lowtide.media.table_file import TableSource
+from lowtide.media.table_dates import StampColumn, read_stamps, reads_as_stamps
+from lowtide.media.table_file import GivenTable
 from lowtide.media.table_numbers import NUMERIC, is_number, is_number_like, is_text
 from lowtide.media.table_options import TableOptions, names_of
-from lowtide.media.table_words import STAMPS, RowError, few
+from lowtide.media.table_words import STAMPS, TableRowError, first_few
 from lowtide.media.time_table import place_among
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _FEWEST_ROWS = 2
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """What a table's columns are.
 
     Attributes:
@@ -50,8 +50,8 @@ class Columns:
         number_ids: Whether names of series are whole numbers in a data frame.
     """
 
-    source: TableSource
-    stamps: Stamps
+    source: GivenTable
+    stamps: StampColumn
     names: tuple[str, str, str]
     series: pd.Series | None
     values: list[str]
@@ -60,7 +60,7 @@ class Columns:
     number_ids: bool = False
 
 
-def find_columns(source: TableSource, time: Sequence[str], options: TableOptions) -> Columns:
+def find_columns(source: GivenTable, time: Sequence[str], options: TableOptions) -> TableColumns:
     """Return what the columns of a table are, of which ``time`` has the stamps.
 
     Raises:
@@ -97,7 +97,7 @@ def _usual(names: list[str], options: TableOptions) -> tuple[str, str, str] | No
     return None
 
 
-def time_columns(source: TableSource, options: TableOptions) -> list[str]:
+def time_columns(source: GivenTable, options: TableOptions) -> list[str]:
     """Return the columns that have the stamps: by option, by name, else the first with dates.
 
     None has them where rows are counted and all columns are of numbers; raises as `find_columns`.
@@ -126,11 +126,11 @@ def time_columns(source: TableSource, options: TableOptions) -> list[str]:
     return [chosen, *_parts_of(source.frame, chosen, names)]
 
 
-def _dates_by_content(source: TableSource, names: list[str], options: TableOptions) -> str | None:
+def _dates_by_content(source: GivenTable, names: list[str], options: TableOptions) -> str | None:
     """Return the first column, or where it has no dates the only one that has."""
     first = names[0]
     if re.match(r"\d{1,4}[-/.]\d", first):
-        raise InputError(f"there is no header: {shown(first)} is no name of a column of dates")
+        raise InputError(f"there is no header: {short_repr(first)} is no name of a column of dates")
 
     def has_dates(name: str) -> bool:
         part = without_others(source, name, options)
@@ -145,7 +145,7 @@ def _dates_by_content(source: TableSource, names: list[str], options: TableOptio
     ]
     if len(with_dates) > 1:
         raise InputError(
-            f"several columns are of dates: {few(with_dates)}",
+            f"several columns are of dates: {first_few(with_dates)}",
             hint=f"--time-column {with_dates[0]}",
         )
     if with_dates:
@@ -169,22 +169,22 @@ def _parts_of(frame: pd.DataFrame, time: str, names: list[str]) -> list[str]:
 
 
 def _stamps_of(
-    source: TableSource, time: Sequence[str], options: TableOptions
-) -> tuple[Stamps, str]:
+    source: GivenTable, time: Sequence[str], options: TableOptions
+) -> tuple[StampColumn, str]:
     """Return the stamps of the rows, and the name of their column."""
     import pandas as pd
 
     if not time:
-        return Stamps(np.arange(1, len(source.frame) + 1), counted=True), _STEP
+        return StampColumn(np.arange(1, len(source.frame) + 1), counted=True), _STEP
     written = source.text(time)
     if len(time) == 1:
         column = written[time[0]]
         try:
             return read_stamps(column, options), time[0]
-        except (RowError, InputError):
+        except (TableRowError, InputError):
             if not options.consecutive:
                 raise
-            return Stamps(np.arange(1, len(column) + 1), counted=True), time[0]
+            return StampColumn(np.arange(1, len(column) + 1), counted=True), time[0]
     joined = written[time[0]].astype(str).str.replace(r"\.0+$", "", regex=True).str.strip()
     for name in time[1:]:
         part = written[name].astype(str).str.strip().str.replace(r"\.0+$", "", regex=True)
@@ -199,20 +199,20 @@ def _stamps_of(
             joined = joined + "-" + part.str.zfill(2)
     name = "date" if time[0].lower() not in STAMPS[:5] else time[0]
     stamps = read_stamps(pd.Series(joined, name=" ".join(time)), options)
-    stamps.notes.append(f"dates are columns together: {few(time)}")
+    stamps.notes.append(f"dates are columns together: {first_few(time)}")
     return stamps, name
 
 
 def _long(
-    source: TableSource, stamps: Stamps, columns: tuple[list[str], str, str], rest: list[str]
-) -> Columns:
+    source: GivenTable, stamps: StampColumn, columns: tuple[list[str], str, str], rest: list[str]
+) -> TableColumns:
     """Return the columns of a long table, whose names of series are text as it is written."""
     ids, name, value = columns
     written = source.text(ids)
     for one in ids:
         empty = written[one].isna() | (written[one].astype(str).str.strip() == "")
         if empty.any():
-            raise RowError(int(empty.argmax()), f"column {shown(one)} is empty")
+            raise TableRowError(int(empty.argmax()), f"column {short_repr(one)} is empty")
     parts = [written[one].astype(str).str.strip() for one in ids]
     series = parts[0]
     for part in parts[1:]:
@@ -220,22 +220,22 @@ def _long(
     unused = [one for one in rest if one not in (*ids, value)]
     notes = []
     if (*ids, name, value) not in LONG:
-        notes = [f"a long table: series by {few(ids)}, dates in {name}, values in {value}"]
+        notes = [f"a long table: series by {first_few(ids)}, dates in {name}, values in {value}"]
     numbered = len(ids) == 1 and written[ids[0]].dtype.kind in "iu"
     names = ("/".join(ids), name, value)
-    return Columns(source, stamps, names, series, [value], notes, unused, numbered)
+    return TableColumns(source, stamps, names, series, [value], notes, unused, numbered)
 
 
 def _wide(
-    source: TableSource, stamps: Stamps, name: str, rest: list[str], options: TableOptions
-) -> Columns:
+    source: GivenTable, stamps: StampColumn, name: str, rest: list[str], options: TableOptions
+) -> TableColumns:
     """Return the columns of a wide table: a series each, but for text that is not asked for."""
     frame = source.frame
     asked = [*options.columns, *([options.target] if options.target else []), *options.known]
     notes = []
     nameless = [one for one in rest if is_nameless(one)]
     if nameless:
-        places = few([str(list(frame).index(one)) for one in nameless])
+        places = first_few([str(list(frame).index(one)) for one in nameless])
         notes.append(f"left out, columns without a name, counted from 0: {places}")
     named = [one for one in rest if one not in nameless]
     if not named:
@@ -245,12 +245,12 @@ def _wide(
     values = [one for one in named if one not in text] or named[:1]
     left_out = [one for one in text if one not in values]
     if left_out:
-        notes.append(f"left out, columns without numbers: {few(left_out)}")
+        notes.append(f"left out, columns without numbers: {first_few(left_out)}")
     names = LONG[0]
-    return Columns(source, stamps, (names[0], names[1], names[2]), None, values, notes)
+    return TableColumns(source, stamps, (names[0], names[1], names[2]), None, values, notes)
 
 
-def without_others(source: TableSource, time: str, options: TableOptions) -> TableSource:
+def without_others(source: GivenTable, time: str, options: TableOptions) -> GivenTable:
     """Return the table of the rows that have a date, and of those that are to be refused.
 
     The others are empty rows, and above the first date and below the last one rows that cannot have
@@ -283,7 +283,9 @@ def without_others(source: TableSource, time: str, options: TableOptions) -> Tab
         for part, side in ((rows[:first], "above the first"), (rows[last:], "below the last")):
             if len(part):
                 words = [str(frame.iloc[row].dropna().iloc[0]) for row in part]
-                notes.append(f"left out {side} date, from {source.place(part[0])}: {few(words)}")
+                notes.append(
+                    f"left out {side} date, from {source.place(part[0])}: {first_few(words)}"
+                )
         rows = rows[first:last]
     return source.of_rows(rows, notes) if notes else source
 
@@ -300,7 +302,7 @@ def _belongs(row: pd.Series, time: str, options: TableOptions) -> bool:
             return True
     except InputError:
         return True  # of several readings
-    except RowError:
+    except TableRowError:
         pass
     foreign = any(not month_of_name(word.lower()) for word in _WORD.findall(text))
     return not foreign and any(map(is_number, row.drop(time)))

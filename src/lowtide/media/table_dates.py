@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.core.errors import InputError, UsageError, short_repr
 from lowtide.media.calendars import DAY, SECOND, microseconds
 from lowtide.media.date_forms import (
     DIGITS,
@@ -23,16 +23,16 @@ from lowtide.media.date_forms import (
     NOT_A_TIME,
     UNITS,
     from_digits,
-    in_zone,
     kind_of_numbers,
     of_zone,
     readings,
     to_utc,
+    to_zone_clock,
     zone_of_midnights,
 )
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_words import RowError
-from lowtide.media.time_grid import Zone, fit_grid, index_of
+from lowtide.media.table_words import TableRowError
+from lowtide.media.time_grid import StampZones, fit_grid, index_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ _LEAST_YEAR, _MOST_YEAR = 1, 9999
 
 
 @dataclass(frozen=True)
-class Stamps:
+class StampColumn:
     """A column of stamps.
 
     Attributes:
@@ -68,7 +68,7 @@ class Stamps:
 
     numbers: np.ndarray
     counted: bool = False
-    zone: Zone | None = None
+    zone: StampZones | None = None
     notes: list[str] = field(default_factory=list)
 
     def words(self, row: int) -> str:
@@ -77,7 +77,7 @@ class Stamps:
         return str(number[0]) if self.counted else str(index_of(number)[0])
 
 
-def read_stamps(column: pd.Series, options: TableOptions) -> Stamps:
+def read_stamps(column: pd.Series, options: TableOptions) -> StampColumn:
     """Return a column as stamps.
 
     Stamps with an offset are converted to UTC, but for those that are all midnight in their zone,
@@ -113,13 +113,13 @@ def reads_as_stamps(column: pd.Series, options: TableOptions) -> bool:
     some = some[some.notna()].reset_index(drop=True)
     try:
         return len(some) > 0 and not read_stamps(some, options).counted
-    except RowError:
+    except TableRowError:
         return False
     except InputError:
         return True  # of two readings
 
 
-def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Stamps:
+def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> StampColumn:
     """Read text: numbers, a format that is asked for, ISO 8601, and other forms."""
     import pandas as pd
 
@@ -130,7 +130,7 @@ def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Sta
     wanted = options.date_format
     if wanted is not None and "%" not in wanted and wanted not in KINDS:
         raise UsageError(
-            f"there is no date format {shown(wanted)}",
+            f"there is no date format {short_repr(wanted)}",
             hint=f"--date-format %d.%m.%Y, or of numbers one of {', '.join(KINDS)}",
         )
     if wanted is None or "%" not in wanted:
@@ -153,7 +153,7 @@ def _from_text(column: pd.Series, text: pd.Series, options: TableOptions) -> Sta
     utc = stamps - offsets[codes]
     if options.timezone is None and not (stamps % DAY).any():
         notes.append("stamps are all midnight at their offset from UTC and count as dates")
-        return Stamps(stamps, notes=notes)
+        return StampColumn(stamps, notes=notes)
     one = np.unique(offsets)
     written = datetime.timezone(datetime.timedelta(seconds=int(one[0] // SECOND)))
     return _from_utc(utc, written if len(one) == 1 else datetime.UTC, options, notes)
@@ -181,7 +181,7 @@ def _local_stamps(
     even = {name: one for name, one in whole.items() if len(whole) == 1 or _evenly_spaced(one)}
     if len(even) != 1:
         raise InputError(
-            f"column {shown(str(column.name))}: {shown(str(column.iloc[0]))} may be"
+            f"column {short_repr(str(column.name))}: {short_repr(str(column.iloc[0]))} may be"
             f" {' or '.join(whole)}, and its distance to the others does not tell",
             hint=_SAY_WHICH,
         )
@@ -217,13 +217,13 @@ def _by_format(column: pd.Series, cells: pd.Series, form: str) -> np.ndarray:
         except ValueError as error:
             if "directive" in str(error) or "stray" in str(error):
                 raise UsageError(
-                    f"there is no date format {shown(form)}", hint="--date-format %d.%m.%Y"
+                    f"there is no date format {short_repr(form)}", hint="--date-format %d.%m.%Y"
                 ) from error
             row = int((column.astype(str).str.strip() == cell).to_numpy().argmax())
-            name = shown(str(column.name))
-            raise RowError(
+            name = short_repr(str(column.name))
+            raise TableRowError(
                 row,
-                f"column {name}: {shown(cell)} is not written as {form}",
+                f"column {name}: {short_repr(cell)} is not written as {form}",
                 hint="--date-format as the dates are written, such as %d.%m.%Y",
             ) from error
         made[place] = int(np.datetime64(found, "us").astype(np.int64))
@@ -232,19 +232,19 @@ def _by_format(column: pd.Series, cells: pd.Series, form: str) -> np.ndarray:
 
 def _from_numbers(
     column: pd.Series, found: np.ndarray, text: pd.Series, options: TableOptions
-) -> Stamps:
+) -> StampColumn:
     """Read numbers: years, days without dashes, seconds since 1970, Excel's days, or steps."""
     _require(column, found, np.isfinite(found))
     name = str(column.name)
     kind = options.date_format or kind_of_numbers(name, found, text)
-    note = [f"numbers in column {shown(name)} were read as {{}}"]
+    note = [f"numbers in column {short_repr(name)} were read as {{}}"]
     if kind == "step":
         odd = (found % 1 != 0) | (np.abs(found) > 2**53)
         if odd.any():
-            message = f"column {shown(name)} holds numbers where dates are expected"
-            raise RowError(int(odd.argmax()), message, hint=_WRITE_DATES)
+            message = f"column {short_repr(name)} holds numbers where dates are expected"
+            raise TableRowError(int(odd.argmax()), message, hint=_WRITE_DATES)
         words = "the numbers of steps, without a calendar"
-        return Stamps(found.astype(np.int64), counted=True, notes=[note[0].format(words)])
+        return StampColumn(found.astype(np.int64), counted=True, notes=[note[0].format(words)])
     if kind in UNITS:
         stamps = np.round(found * UNITS[kind]).astype(np.int64)
         words = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -263,7 +263,7 @@ def _from_numbers(
     return _zoned(column, stamps, options, said)
 
 
-def _with_zone(column: pd.Series, options: TableOptions) -> Stamps:
+def _with_zone(column: pd.Series, options: TableOptions) -> StampColumn:
     """Read stamps of a data frame that have a zone."""
     import pandas as pd
 
@@ -275,7 +275,7 @@ def _with_zone(column: pd.Series, options: TableOptions) -> Stamps:
     assert zone is not None
     if options.timezone is None and not (local % DAY).any():
         notes = ["stamps are all midnight at their offset from UTC and count as dates"]
-        return Stamps(local, zone=Zone(zone, zone), notes=notes)
+        return StampColumn(local, zone=StampZones(zone, zone), notes=notes)
     return _from_utc(numbers, zone, options, [])
 
 
@@ -286,38 +286,44 @@ def _from_utc(
     notes: list[str],
     *,
     quiet: bool = False,
-) -> Stamps:
+) -> StampColumn:
     """Return stamps of UTC: as days of a zone that they are all midnights of, or as they are."""
     zone = options.timezone
     if zone is None and (found := zone_of_midnights(utc)):
         said = (
             f"stamps are midnights of {found}, or of a zone with the same clock, and count as days"
         )
-        return Stamps(in_zone(utc, found), zone=Zone(found, written), notes=[*notes, said])
+        return StampColumn(
+            to_zone_clock(utc, found), zone=StampZones(found, written), notes=[*notes, said]
+        )
     if zone is not None:
-        local = in_zone(utc, zone)
+        local = to_zone_clock(utc, zone)
         if not (local % DAY).any():
             said = f"stamps are midnights of {zone} and count as days"
-            return Stamps(local, zone=Zone(zone, zone), notes=[*notes, said])
+            return StampColumn(local, zone=StampZones(zone, zone), notes=[*notes, said])
         written = of_zone(zone)
     said = f"stamps were converted to UTC, whose hours count; results are in {_zone_name(written)}"
-    return Stamps(utc, zone=Zone("UTC", written), notes=notes if quiet else [*notes, said])
+    return StampColumn(
+        utc, zone=StampZones("UTC", written), notes=notes if quiet else [*notes, said]
+    )
 
 
-def _zoned(column: pd.Series, local: np.ndarray, options: TableOptions, notes: list[str]) -> Stamps:
+def _zoned(
+    column: pd.Series, local: np.ndarray, options: TableOptions, notes: list[str]
+) -> StampColumn:
     """Return stamps without a zone, or of the one that is asked for."""
     if options.timezone is None:
-        return Stamps(local, notes=notes)
+        return StampColumn(local, notes=notes)
     zone = options.timezone
     if not (local % DAY).any():
         said = f"dates are those of {zone}"
-        return Stamps(local, zone=Zone(zone, zone), notes=[*notes, said])
+        return StampColumn(local, zone=StampZones(zone, zone), notes=[*notes, said])
     utc = to_utc(local, zone)
     _require(column, utc, utc != NOT_A_TIME, f"no time of {zone}, whose clock skips it")
     said = (
         f"stamps are of {zone} and were converted to UTC, whose hours count; results are in {zone}"
     )
-    return Stamps(utc, zone=Zone("UTC", of_zone(zone)), notes=[*notes, said])
+    return StampColumn(utc, zone=StampZones("UTC", of_zone(zone)), notes=[*notes, said])
 
 
 def _zone_name(zone: datetime.tzinfo) -> str:
@@ -342,7 +348,7 @@ def _require_all(text: pd.Series, offsets: np.ndarray) -> None:
     if not offsets.all():
         row = int((offsets != offsets[0]).argmax())
         has = "has an offset" if offsets[row] else "has no offset"
-        raise RowError(row, f"{text.iloc[row]} {has} from UTC, unlike the rows before")
+        raise TableRowError(row, f"{text.iloc[row]} {has} from UTC, unlike the rows before")
 
 
 def _evenly_spaced(stamps: np.ndarray) -> bool:
@@ -359,6 +365,6 @@ def _require(column: pd.Series, found: np.ndarray, good: np.ndarray, what: str =
     if not good.all():
         row = int((~good).argmax())
         cell = column.iloc[row]
-        written = shown(cell) if isinstance(cell, str) else str(cell)
-        message = f"column {shown(str(column.name))}: {written} is {what}"
-        raise RowError(row, message, hint=_WRITE_DATES)
+        written = short_repr(cell) if isinstance(cell, str) else str(cell)
+        message = f"column {short_repr(str(column.name))}: {written} is {what}"
+        raise TableRowError(row, message, hint=_WRITE_DATES)

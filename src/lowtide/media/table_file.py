@@ -19,7 +19,7 @@ import numpy as np
 from lowtide.core.errors import InputError, UsageError, install_extra
 from lowtide.media.table_bytes import EXCEL, TableBytes, require_room
 from lowtide.media.table_numbers import HUGE_EXPONENT, settle_decimals
-from lowtide.media.table_words import LOOKED_AT, RowError, above, header_row, require_distinct
+from lowtide.media.table_words import LOOKED_AT, TableRowError, above, header_row, require_distinct
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ _CHUNK, _LONGEST_NUMBER = 1 << 20, 64
 
 
 @dataclass(frozen=True)
-class TableSource:
+class GivenTable:
     """A table as it was given.
 
     Attributes:
@@ -50,11 +50,11 @@ class TableSource:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of_frame(cls, frame: pd.DataFrame) -> TableSource:
+    def of_frame(cls, frame: pd.DataFrame) -> GivenTable:
         """Return the source of a data frame."""
         return cls(frame, lambda names: frame[list(names)])
 
-    def of_rows(self, rows: np.ndarray, notes: list[str]) -> TableSource:
+    def of_rows(self, rows: np.ndarray, notes: list[str]) -> GivenTable:
         """Return the source of some rows, and ``notes`` on the others."""
         return replace(
             self,
@@ -65,7 +65,7 @@ class TableSource:
         )
 
 
-def read_source(path: Path, room: int = sys.maxsize, decimal: str | None = None) -> TableSource:
+def read_source(path: Path, room: int = sys.maxsize, decimal: str | None = None) -> GivenTable:
     """Return the table of a file.
 
     A CSV with more semicolons than commas in its header has decimal commas.
@@ -83,7 +83,7 @@ def read_source(path: Path, room: int = sys.maxsize, decimal: str | None = None)
     source = TableBytes.of(path, room)
     with _reading(path):
         if source.suffix in PARQUET:
-            return TableSource.of_frame(_parquet(source, room))
+            return GivenTable.of_frame(_parquet(source, room))
         if source.suffix in EXCEL:
             return _excel(source)
         return _csv(source, decimal)
@@ -110,7 +110,7 @@ def _parquet_size(file: Any) -> tuple[str, int]:
     return f"{rows:,} rows of {columns:,} columns", max(values, rows * columns) * _CELL_BYTES
 
 
-def _excel(source: TableBytes) -> TableSource:
+def _excel(source: TableBytes) -> GivenTable:
     """Read the first sheet of a workbook."""
     import pandas as pd
 
@@ -141,10 +141,10 @@ def _excel(source: TableBytes) -> TableSource:
         dates = {name: frame[name] for name in wanted if frame[name].dtype.kind == "M"}
         return written[list(wanted)].assign(**dates)
 
-    return TableSource(frame, text, lambda row: f"row {row + skipped + 2}", notes)
+    return GivenTable(frame, text, lambda row: f"row {row + skipped + 2}", notes)
 
 
-def _csv(source: TableBytes, decimal: str | None) -> TableSource:
+def _csv(source: TableBytes, decimal: str | None) -> GivenTable:
     """Read a text file, and again what of it is wanted as text."""
 
     layout = _Layout.of(source)
@@ -173,7 +173,7 @@ def _csv(source: TableBytes, decimal: str | None) -> TableSource:
         notes.append(f"the header is {layout.place(-1)}; above it: {above(first)}")
     if layout.encoding == "cp1252":
         notes.append("the file is no UTF-8 and was read as Windows-1252")
-    return TableSource(frame, text, layout.place, notes)
+    return GivenTable(frame, text, layout.place, notes)
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class _Layout:
         """Refuse rows by their line."""
         try:
             yield
-        except RowError as error:
+        except TableRowError as error:
             message = f"{self.source.path}: {self.place(error.row)}, {error.message}"
             raise InputError(message, hint=error.hint) from error
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.core.errors import shorten, shown
-from lowtide.media.table_columns import Columns
+from lowtide.core.errors import short_repr, shorten
+from lowtide.media.table_columns import TableColumns
 from lowtide.media.table_numbers import numbers, numbers_if_any
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_words import RowError, few
+from lowtide.media.table_words import TableRowError, first_few
 from lowtide.media.time_table import ends_of, place_among
 
 # Names of what is forecast, beside which columns that go on are known ahead.
@@ -29,7 +29,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Future:
+class KnownFuture:
     """What of a table is known ahead.
 
     Attributes:
@@ -48,12 +48,16 @@ class Future:
         """Return notes on the rows of the future, and what is known of them."""
         later = int((cells.steps >= self.ends[cells.series]).sum())
         found = [f"{later:,} rows after the last value are the future"] if later else []
-        return found + [*self.notes] + [f"known ahead: {few(list(self.known))}"] * bool(self.known)
+        return (
+            found
+            + [*self.notes]
+            + [f"known ahead: {first_few(list(self.known))}"] * bool(self.known)
+        )
 
 
 def future_of_columns(
     values: np.ndarray, names: list[str], options: TableOptions, cells: Cells
-) -> Future:
+) -> KnownFuture:
     """Return the future of a wide table, whose columns are series or known ahead.
 
     Args:
@@ -79,7 +83,7 @@ def future_of_columns(
     used = {*options.columns, options.target} if options.columns else {*names}
     series = [name for name in names if name in used and name not in known]
     last = max((ends[name] for name in (asked or series) if name not in known), default=0)
-    return Future(series, known, np.array([last]), notes)
+    return KnownFuture(series, known, np.array([last]), notes)
 
 
 def _by_content(
@@ -104,8 +108,12 @@ def _by_content(
 
 
 def future_of_series(
-    values: np.ndarray, names: Sequence[str], found: Columns, options: TableOptions, cells: Cells
-) -> Future:
+    values: np.ndarray,
+    names: Sequence[str],
+    found: TableColumns,
+    options: TableOptions,
+    cells: Cells,
+) -> KnownFuture:
     """Return the future of a long table, whose series have their own values of other columns.
 
     Columns that have a number in each row are known, if series have rows after their last value.
@@ -133,8 +141,8 @@ def future_of_series(
         for name in found.unused
         if name not in known
     ]
-    notes = [f"columns of a long table that are not used: {few(unused)}"] if unused else []
-    return Future(list(names), known, ends, tuple(notes))
+    notes = [f"columns of a long table that are not used: {first_few(unused)}"] if unused else []
+    return KnownFuture(list(names), known, ends, tuple(notes))
 
 
 def complete(
@@ -147,9 +155,12 @@ def complete(
         if not missing.any():
             found[name] = column
         elif asked:
-            row, what = int(cells.rows[missing.argmax()]), f"column {shown(name)}, which is known"
+            row, what = (
+                int(cells.rows[missing.argmax()]),
+                f"column {short_repr(name)}, which is known",
+            )
             hint = "fill it, or leave it out of --known"
-            raise RowError(row, f"{what} ahead, has no value", hint=hint)
+            raise TableRowError(row, f"{what} ahead, has no value", hint=hint)
     return found
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shown
-from lowtide.media.table_words import RowError
+from lowtide.core.errors import InputError, short_repr
+from lowtide.media.table_words import TableRowError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,7 +58,9 @@ def numbers(
     if column.dtype.kind in NUMERIC:
         return column.astype(float)
     if not is_text(column):
-        raise InputError(f"column {shown(str(column.name))} holds no numbers, but {column.dtype}")
+        raise InputError(
+            f"column {short_repr(str(column.name))} holds no numbers, but {column.dtype}"
+        )
     text = column.astype(str).str.strip()
     _require_exponents(column, text)
     lower = text.str.lower()
@@ -79,7 +81,7 @@ def numbers_if_any(column: pd.Series, decimal: str | None = None) -> pd.Series |
     """Return a column of numbers as `numbers` does; None for another."""
     try:
         return numbers(column, decimal) if is_number_like(column) else None
-    except RowError:
+    except TableRowError:
         return None
 
 
@@ -146,8 +148,10 @@ def _require_exponents(column: pd.Series, text: pd.Series) -> None:
     huge = text.str.contains(HUGE_EXPONENT)
     if huge.any():
         row = int(huge.argmax())
-        cell = shown(column.iloc[row])
-        raise RowError(row, f"column {shown(str(column.name))}: {cell} is too large or small")
+        cell = short_repr(column.iloc[row])
+        raise TableRowError(
+            row, f"column {short_repr(str(column.name))}: {cell} is too large or small"
+        )
 
 
 def _require_no_groups(name: str, text: pd.Series, groups: str) -> None:
@@ -155,9 +159,10 @@ def _require_no_groups(name: str, text: pd.Series, groups: str) -> None:
     if unclear.any():
         row = int(unclear.argmax())
         kind = "point" if groups is _GROUPS_OF_THREE else "comma"
-        raise RowError(
+        raise TableRowError(
             row,
-            f"column {shown(name)}: {shown(text[row])} may have a decimal {kind} or one of"
+            f"column {short_repr(name)}: {short_repr(text[row])} may have a decimal {kind} or one "
+            "of"
             " thousands",
             hint="--decimal . or --decimal , says what decimals have",
         )
@@ -167,15 +172,17 @@ def _refuse(column: pd.Series, row: int) -> None:
     """Raise what is wrong with a cell that is no number."""
     import pandas as pd
 
-    cell, where = column.iloc[row], f"column {shown(str(column.name))}:"
+    cell, where = column.iloc[row], f"column {short_repr(str(column.name))}:"
     text = pd.Series([str(cell)])
     if text.str.match(_THOUSANDS).all():
         hint = "write numbers without, or say what decimals have: --decimal . or --decimal ,"
-        raise RowError(row, f"{where} {shown(cell)} has a thousands separator", hint=hint)
+        raise TableRowError(row, f"{where} {short_repr(cell)} has a thousands separator", hint=hint)
     if text.str.match(_WITH_DECIMAL_COMMA).all():
-        raise RowError(row, f"{where} {shown(cell)} has a decimal comma", hint="--decimal ,")
+        raise TableRowError(
+            row, f"{where} {short_repr(cell)} has a decimal comma", hint="--decimal ,"
+        )
     hint = "leave cells without a value empty, or name the columns to use: --columns"
-    raise RowError(row, f"{where} {shown(cell)} is no number", hint=hint)
+    raise TableRowError(row, f"{where} {short_repr(cell)} is no number", hint=hint)
 
 
 def is_number(cell: object) -> bool:

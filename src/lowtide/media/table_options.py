@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypedDict
 
-from lowtide.core.errors import UsageError, shown
+from lowtide.core.errors import UsageError, short_repr
 from lowtide.core.option import Option
 
 NO_SEASON, AUTO = "none", "auto"
@@ -76,19 +76,20 @@ class TableOptions:
         if self.frequency == AUTO:
             object.__setattr__(self, "frequency", None)
         if self.decimal not in (None, ".", ","):
-            raise UsageError(f"a decimal {shown(self.decimal)} is none", hint="--decimal ,")
+            raise UsageError(f"a decimal {short_repr(self.decimal)} is none", hint="--decimal ,")
         if self.consecutive and self.frequency is not None:
             raise UsageError("counted rows have no frequency", hint="drop --frequency")
         if self.season is not None and self.own_season is None:
             raise UsageError(
-                f"a season of {shown(self.season)} steps is none", hint="--season 12, or none"
+                f"a season of {short_repr(self.season)} steps is none", hint="--season 12, or none"
             )
         if self.timezone is not None:
             try:
                 zoneinfo.ZoneInfo(self.timezone)
             except (KeyError, ValueError, OSError) as error:
                 raise UsageError(
-                    f"there is no time zone {shown(self.timezone)}", hint="--timezone Europe/Berlin"
+                    f"there is no time zone {short_repr(self.timezone)}",
+                    hint="--timezone Europe/Berlin",
                 ) from error
 
     @property

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shown
-from lowtide.media.table_words import few, listed
+from lowtide.core.errors import InputError, short_repr
+from lowtide.media.table_words import first_few, list_chosen_names
 from lowtide.media.time_grid import TimeGrid
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def require_sizes(values: np.ndarray, names: Sequence[str]) -> None:
     if wrong.any():
         place = int(wrong.argmax())
         raise InputError(
-            f"series {shown(names[place])} has values up to {peaks[place]:.3g}, which cannot be"
+            f"series {short_repr(names[place])} has values up to {peaks[place]:.3g}, which cannot "
+            "be"
             " squared",
             hint="use another unit",
         )
@@ -42,7 +43,8 @@ def require_one_frequency(values: np.ndarray, names: Sequence[str]) -> None:
         distance = int(np.gcd.reduce(np.diff(places))) if len(places) >= _FEWEST_EVEN else 1
         if distance > 1:
             raise InputError(
-                f"series {shown(name)} has a value only once in {distance:,} steps of the others",
+                f"series {short_repr(name)} has a value only once in {distance:,} steps of the "
+                "others",
                 hint="resample all series to one distance, or forecast them one by one",
             )
 
@@ -84,7 +86,7 @@ def moved_rows(
         if chosen.any():
             days = [str(one).removesuffix(" 00:00:00") for one in stamps[chosen][:13]]
             days += [""] * (int(chosen.sum()) - len(days))
-            notes.append(f"{words.format(f'{chosen.sum():,}')}: {few(days)}")
+            notes.append(f"{words.format(f'{chosen.sum():,}')}: {first_few(days)}")
     return notes
 
 
@@ -123,8 +125,8 @@ def remarks(values: np.ndarray, present: np.ndarray, names: Sequence[str]) -> li
     for steps, words in zip(holes, ("begin later than the table", "end before it"), strict=True):
         ragged = [f"{names[one]} by {steps[one]:,}" for one in np.flatnonzero(steps).tolist()]
         if ragged:
-            notes.append(f"{len(ragged):,} series {words}, in steps: {few(ragged)}")
+            notes.append(f"{len(ragged):,} series {words}, in steps: {first_few(ragged)}")
     constant = np.nanmax(values, axis=0) == np.nanmin(values, axis=0)
     if constant.any():
-        notes.append(f"a single value throughout: {listed(names, constant)}")
+        notes.append(f"a single value throughout: {list_chosen_names(names, constant)}")
     return notes

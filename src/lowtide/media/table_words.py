@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lowtide.core.errors import InputError, shorten, shown
+from lowtide.core.errors import InputError, short_repr, shorten
 
 _MOST_NAMES = 12
 
@@ -27,7 +27,7 @@ STAMPS = (
 LOOKED_AT = 100
 
 
-class RowError(Exception):
+class TableRowError(Exception):
     """A row that cannot be used: its number from 0, what is wrong, and a hint.
 
     ``first`` is an earlier row that it contradicts.
@@ -44,15 +44,15 @@ def require_distinct(names: Iterable[str]) -> None:
     """Refuse columns of which two have one name, but for those without any."""
     twice = [name for name, count in Counter(names).items() if count > 1 and name]
     if twice:
-        raise InputError(f"two columns are called {shown(twice[0])}")
+        raise InputError(f"two columns are called {short_repr(twice[0])}")
 
 
-def listed(names: Sequence[str], chosen: np.ndarray) -> str:
+def list_chosen_names(names: Sequence[str], chosen: np.ndarray) -> str:
     """Return the names that a mask [D] has chosen, of many the first."""
-    return few([names[one] for one in np.flatnonzero(chosen).tolist()])
+    return first_few([names[one] for one in np.flatnonzero(chosen).tolist()])
 
 
-def few(words: Sequence[str]) -> str:
+def first_few(words: Sequence[str]) -> str:
     """Return the first of many words, and how many there are besides."""
     more = len(words) - _MOST_NAMES
     return ", ".join(map(shorten, words[:_MOST_NAMES])) + (
@@ -91,7 +91,9 @@ def header_row(rows: Sequence[Sequence[str]]) -> int | None:
 
 def above(rows: Sequence[Sequence[str]]) -> str:
     """Return what stands above a header, in words: the first cells of ``rows``."""
-    return few([next(cell for cell in row if cell.strip()).strip() for row in rows if _length(row)])
+    return first_few(
+        [next(cell for cell in row if cell.strip()).strip() for row in rows if _length(row)]
+    )
 
 
 def _begins_as_number(cell: str) -> bool:

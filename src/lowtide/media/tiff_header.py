@@ -27,7 +27,7 @@ class _DamagedError(Exception):
 
 
 @dataclass(frozen=True)
-class Directory:
+class TiffDirectory:
     """Tags of one TIFF directory; values not integers or not readable are ``()``."""
 
     _file: BinaryIO
@@ -69,7 +69,7 @@ class Directory:
         return next(iter(self.values(tag)), default)
 
 
-def directories(file: BinaryIO) -> Iterator[Directory]:
+def directories(file: BinaryIO) -> Iterator[TiffDirectory]:
     """Yield the directories and subdirectories of an open TIFF, first page first.
 
     Ends at the end of the file or at damage, and after 64 directories.
@@ -80,7 +80,7 @@ def directories(file: BinaryIO) -> Iterator[Directory]:
         return
 
 
-def _walk(file: BinaryIO) -> Iterator[Directory]:
+def _walk(file: BinaryIO) -> Iterator[TiffDirectory]:
     head = _read(file, 0, 8)
     order = "<" if head[:2] == b"II" else ">"
     big = head[2:4] in (b"+\0", b"\0+")
@@ -98,7 +98,7 @@ def _walk(file: BinaryIO) -> Iterator[Directory]:
         (entries,) = struct.unpack(order + count, _read(file, at, start - at))
         entries = min(entries, _MAX_ENTRIES)
         rows = struct.iter_unpack(layout, _read(file, start, size * entries))
-        directory = Directory(file, order, offset, {row[0]: row[1:] for row in rows})
+        directory = TiffDirectory(file, order, offset, {row[0]: row[1:] for row in rows})
         yield directory
         waiting += directory.values(_SUBDIRECTORIES)[:_MAX_DIRECTORIES]
         end = start + size * entries

@@ -21,10 +21,10 @@ from lowtide.media.calendars import (
     PLACES,
     WEEK,
     Calendar,
-    Counted,
-    Months,
-    Steps,
-    among,
+    MonthCalendar,
+    NumberCalendar,
+    StepCalendar,
+    isin_ascending,
     microseconds,
     month_of,
     weekday,
@@ -45,7 +45,7 @@ _SPARSE_HINT = "resample the data, name their calendar (--frequency), or count r
 
 
 @dataclass(frozen=True)
-class Zone:
+class StampZones:
     """Time zones of stamps: those that a grid is ``reckoned`` in, and that results are ``written``.
 
     Names are those of `zoneinfo`, or offsets such as ``UTC+02:00``.
@@ -68,7 +68,7 @@ class TimeGrid:
 
     stamps: pd.Index
     calendar: Calendar
-    zone: Zone | None = None
+    zone: StampZones | None = None
     own_season: int | None = None
 
     @property
@@ -89,7 +89,7 @@ class TimeGrid:
     @property
     def steps_per_day(self) -> int | None:
         """Steps of a day; None where a day is no whole number of them."""
-        if not isinstance(self.calendar, Steps) or DAY % self.calendar.step:
+        if not isinstance(self.calendar, StepCalendar) or DAY % self.calendar.step:
             return None
         return DAY // self.calendar.step
 
@@ -109,7 +109,7 @@ class TimeGrid:
         last = int(self._numbers(self.stamps[-1:])[0])
         ahead = self.calendar.following(last, steps - len(inside))
         numbers = np.concatenate([inside, ahead])
-        if not isinstance(self.calendar, Counted) and month_of(numbers[-1:])[0] // 12 > 8029:
+        if not isinstance(self.calendar, NumberCalendar) and month_of(numbers[-1:])[0] // 12 > 8029:
             raise InputError(
                 f"{steps:,} steps after {self.stamps[end - 1]:%Y-%m-%d} end after 9999"
             )
@@ -130,10 +130,10 @@ class TimeGrid:
     def label(self, step: int) -> str:
         """Return a stamp as text that sorts as stamps do: ISO 8601, or the number."""
         stamp = self.stamps[step]
-        return str(stamp) if isinstance(self.calendar, Counted) else stamp.isoformat()
+        return str(stamp) if isinstance(self.calendar, NumberCalendar) else stamp.isoformat()
 
     def _numbers(self, stamps: pd.Index) -> np.ndarray:
-        if isinstance(self.calendar, Counted):
+        if isinstance(self.calendar, NumberCalendar):
             return stamps.to_numpy(np.int64)
         return microseconds(stamps)
 
@@ -142,7 +142,7 @@ def index_of(numbers: np.ndarray, calendar: Calendar | None = None) -> pd.Index:
     """Return microseconds since 1970 as an index of stamps: of nanoseconds where they fit."""
     import pandas as pd
 
-    if isinstance(calendar, Counted):
+    if isinstance(calendar, NumberCalendar):
         return pd.Index(numbers.astype(np.int64))
     stamps, bound = numbers.astype("datetime64[us]"), np.iinfo(np.int64).max // 1000
     fits = not len(numbers) or (numbers.min() > -bound and numbers.max() < bound)
@@ -170,7 +170,7 @@ def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
         )
     rows = stamps.to_numpy(np.int64) if counted else microseconds(stamps)
     if counted:
-        candidates: Iterator[Calendar] = iter([Counted(int(np.gcd.reduce(np.diff(rows))))])
+        candidates: Iterator[Calendar] = iter([NumberCalendar(int(np.gcd.reduce(np.diff(rows))))])
     else:
         candidates = iter([given.anchored(rows)]) if given else _candidates(rows)
     most = _MOST_MOVED_TOLD if given else _MOST_MOVED
@@ -197,12 +197,12 @@ def _filled(rows: np.ndarray, calendar: Calendar, most_moved: float) -> np.ndarr
     full = calendar.between(first, last)
     if not _FEWEST_ROWS <= len(full) <= most:
         return None
-    return full if among(moved, full).mean() >= 1 - _MOST_LEFT_OUT else None
+    return full if isin_ascending(moved, full).mean() >= 1 - _MOST_LEFT_OUT else None
 
 
 def _cost(rows: np.ndarray, full: np.ndarray) -> int:
     """Return the steps of a grid, and the rows that are not on it as they are."""
-    return len(full) + int((~among(rows, full)).sum())
+    return len(full) + int((~isin_ascending(rows, full)).sum())
 
 
 def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
@@ -216,19 +216,19 @@ def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
         yield from _months(rows)
     # Less than a day: steps that never follow one another are none.
     if days or (step == distances.min() and step % _MILLISECOND == 0):
-        whole = Steps(step).anchored(rows)
+        whole = StepCalendar(step).anchored(rows)
         if step < 28 * DAY or not step % WEEK:
             yield whole
         if DAY % step == 0 or (days and step < WEEK):
             yield _open_steps(rows, min(step, DAY))
         if days:
-            weeks = Steps(WEEK).anchored(rows)
+            weeks = StepCalendar(WEEK).anchored(rows)
             apart = np.diff(weeks.nearest(rows)) // WEEK
             if apart.all():
                 yield replace(weeks, step=int(np.gcd.reduce(apart)) * WEEK)
             often = _open_weekdays(rows // DAY, but_rare=True)
             if len(often) > 1:
-                yield Steps(DAY, often)
+                yield StepCalendar(DAY, often)
     if step < 28 * DAY:
         yield from _months(rows)
     stamps = pd.DatetimeIndex(index_of(rows))
@@ -252,7 +252,7 @@ def _months(rows: np.ndarray) -> Iterator[Calendar]:
     length = int(np.gcd.reduce(distances))
     start = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) * DAY
     latest = int(((rows - start) // DAY).max()) + 1
-    found = [Months(length, place).anchored(rows) for place in (*PLACES, latest)]
+    found = [MonthCalendar(length, place).anchored(rows) for place in (*PLACES, latest)]
     yield from sorted(found, key=lambda one: int((one.nearest(rows) != rows).sum()))
 
 
@@ -260,17 +260,19 @@ def _open_steps(rows: np.ndarray, step: int) -> Calendar:
     """Return steps without the weekdays, and times of the day, that never occur."""
     weekdays = _open_weekdays(np.unique(rows // DAY))
     if step == DAY:
-        return Steps(DAY, weekdays)
+        return StepCalendar(DAY, weekdays)
     first, last = int(rows[0]), int(rows[-1])
     if (last - first) / step > _MOST_RAW_STEPS * len(rows):
-        return Steps(step, weekdays)
-    times, counts = np.unique(Steps(step, weekdays).between(first, last) % DAY, return_counts=True)
+        return StepCalendar(step, weekdays)
+    times, counts = np.unique(
+        StepCalendar(step, weekdays).between(first, last) % DAY, return_counts=True
+    )
     seen = np.isin(times, np.unique(rows % DAY))
     empty = 1 - len(rows) / (counts[seen].sum() + 1)
     # Of many times one is empty by chance sooner, and an outage takes many at once.
     chance = len(times) * empty ** counts.astype(float)
     is_open = seen | (chance > _CHANCE) | (counts < _FEWEST_DAYS)
-    return Steps(step, weekdays, () if is_open.all() else tuple(times[is_open].tolist()))
+    return StepCalendar(step, weekdays, () if is_open.all() else tuple(times[is_open].tolist()))
 
 
 def _open_weekdays(days: np.ndarray, *, but_rare: bool = False) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lowtide.core.errors import InputError, UsageError, shown
+from lowtide.core.errors import InputError, UsageError, short_repr
 from lowtide.media.series_columns import LONG
-from lowtide.media.table_words import few, listed
+from lowtide.media.table_words import first_few, list_chosen_names
 from lowtide.media.time_grid import TimeGrid
 
 if TYPE_CHECKING:
@@ -97,14 +97,16 @@ class TimeTable:
             raise InputError(f"no series is left: all are {reason}")
         if not left_out.any():
             return self
-        note = f"left out, {reason}: {listed(self.names, left_out)}"
+        note = f"left out, {reason}: {list_chosen_names(self.names, left_out)}"
         return replace(self.of_series(~left_out), notes=(*self.notes, note))
 
 
 def place_among(name: str, names: Sequence[str], what: str = "series") -> int:
     """Return the place of a series or another thing among ``names``."""
     if name not in names:
-        raise UsageError(f"there is no {what} {shown(name)}", hint=f"there are: {few(names)}")
+        raise UsageError(
+            f"there is no {what} {short_repr(name)}", hint=f"there are: {first_few(names)}"
+        )
     return list(names).index(name)
 
 

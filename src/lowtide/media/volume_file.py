@@ -20,7 +20,7 @@ from lowtide.core.atomic_file import (
     prepare_part_file,
     put_in_place,
     require_output,
-    sync,
+    sync_to_disk,
     write_error,
 )
 from lowtide.core.errors import InputError, OutputError, UsageError
@@ -33,7 +33,7 @@ _HINT = "put the tables of this file next to it, or move these away"
 
 
 class VolumeSource(ClosedOnExit):
-    """Slices of a NIfTI file as a `lowtide.core.signal.Source`; also a context manager.
+    """Slices of a NIfTI file as a `lowtide.core.signal.RowSource`; also a context manager.
 
     Slices are those of all volumes, in the file's order.
     """
@@ -89,7 +89,7 @@ class VolumeSource(ClosedOnExit):
 
 
 class VolumeSink:
-    """NIfTI file as a `lowtide.core.signal.Sink` of slices, compressed where its name ends in .gz.
+    """NIfTI file as a `lowtide.core.signal.RowSink` of slices, compressed if its name ends in .gz.
 
     Until `commit` the target is untouched: bytes go to the new, hidden file ``part`` next to it.
     Then ``gradients`` are copied next to it. A file that is at ``path`` in the end is replaced only
@@ -147,7 +147,7 @@ class VolumeSink:
             raise ValueError(f"{self._next} of {self._facts.slices} slices were written")
         try:
             self._close()
-            sync(self._part)
+            sync_to_disk(self._part)
         except OSError as error:
             self.abort()
             raise write_error(self._path, error) from error
@@ -159,7 +159,7 @@ class VolumeSink:
         try:
             self._gradients.copy(self._path, replace=self._replace)
             put_in_place(self._part, self._path, replace=self._replace)
-            sync(self._path.parent)
+            sync_to_disk(self._path.parent)
         except OSError as error:
             self.abort()
             raise write_error(self._path, error) from error

@@ -105,7 +105,7 @@ class BlockPool:
         return rest
 
 
-class CachingAllocator:
+class SimulatedAllocator:
     """Simulated CUDA caching allocator of one device. All sizes are bytes.
 
     ``capacity`` is the most that can be reserved at once, None for a device that never runs out.
@@ -230,7 +230,7 @@ class CachingAllocator:
         return block
 
 
-def replay_requests(events: Iterable[tuple[int, int]], allocator: CachingAllocator) -> None:
+def replay_requests(events: Iterable[tuple[int, int]], allocator: SimulatedAllocator) -> None:
     """Replay a run's requests, (storage number, bytes) in order, on ``allocator``.
 
     Positive bytes allocate, negative bytes free; a number may be reused once it is freed. Storages

@@ -12,7 +12,7 @@ from typing import Literal
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import MIB, format_bytes, format_seconds
 from lowtide.memory.budget import Budget
-from lowtide.memory.plan import Accuracy, Alternative, Place, Plan, Refusal
+from lowtide.memory.plan import Accuracy, Alternative, Place, Plan, RefusedCandidate
 
 # Accuracy that a user may request: only exact plans, exact ones where they fit, or the fastest.
 AccuracyRequest = Literal["exact", "bounded", "fast"]
@@ -27,7 +27,7 @@ def choose_plan(
     candidates: Sequence[Plan],
     budget: Budget,
     accuracy: AccuracyRequest = "bounded",
-    refused: Sequence[Refusal] = (),
+    refused: Sequence[RefusedCandidate] = (),
 ) -> Plan:
     """Return the best candidate whose upper bounds fit ``budget``.
 
@@ -146,7 +146,9 @@ def _explain(best: Plan, fitting: Sequence[Plan], budget: Budget) -> str:
     )
 
 
-def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[Refusal, ...]:
+def _refusals(
+    best: Plan, candidates: Sequence[Plan], budget: Budget
+) -> tuple[RefusedCandidate, ...]:
     """Return the best plan of each other strategy, with the reason it was not chosen."""
     refused = []
     for strategy in dict.fromkeys(plan.strategy.name for plan in candidates):
@@ -165,7 +167,7 @@ def _refusals(best: Plan, candidates: Sequence[Plan], budget: Budget) -> tuple[R
                 f"{format_seconds(rival.seconds)} and up to {format_bytes(rival.upper_bytes)}"
                 f" against {format_seconds(best.seconds)} and {format_bytes(best.upper_bytes)}"
             )
-        refused.append(Refusal(title=rival.title, reason=reason))
+        refused.append(RefusedCandidate(title=rival.title, reason=reason))
     return tuple(refused)
 
 
@@ -173,7 +175,7 @@ def _nothing_fits(
     considered: Sequence[Plan],
     candidates: Sequence[Plan],
     budget: Budget,
-    refused: Sequence[Refusal],
+    refused: Sequence[RefusedCandidate],
 ) -> BudgetError:
     smallest = min(considered, key=lambda plan: plan.upper_bytes)
     # Rounded up to a whole MiB, so that the command in the hint works.
@@ -198,5 +200,5 @@ def _nothing_fits(
     )
 
 
-def _why(refused: Sequence[Refusal]) -> str:
+def _why(refused: Sequence[RefusedCandidate]) -> str:
     return "; ".join(f"{one.title}: {one.reason}" for one in refused)

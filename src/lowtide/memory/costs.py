@@ -45,7 +45,7 @@ class ProbePoint(BaseModel):
     seconds: float
 
 
-class ReusedBlocks(BaseModel):
+class ReusedBlockBytes(BaseModel):
     """Bytes of a run in blocks that a heap which keeps freed memory would reuse.
 
     ``at_run_peak`` are those alive at the run's peak, ``max_live`` the most alive at once.
@@ -64,9 +64,11 @@ class ReusedBlocks(BaseModel):
         """
         return max(0, round(_HEAP_GROWTH * self.max_live - self.at_run_peak))
 
-    def scaled(self, factor: float) -> ReusedBlocks:
+    def scaled(self, factor: float) -> ReusedBlockBytes:
         """Return both byte counts multiplied by ``factor``."""
-        return ReusedBlocks(at_run_peak=self.at_run_peak * factor, max_live=self.max_live * factor)
+        return ReusedBlockBytes(
+            at_run_peak=self.at_run_peak * factor, max_live=self.max_live * factor
+        )
 
 
 class TracedPoint(BaseModel):
@@ -80,7 +82,7 @@ class TracedPoint(BaseModel):
 
     pixels: int
     peak_bytes: int
-    reused_blocks: tuple[ReusedBlocks, ...]
+    reused_blocks: tuple[ReusedBlockBytes, ...]
     multiply_adds: int = 0
 
 
@@ -158,7 +160,7 @@ class ModelCosts(BaseModel):
         resident = _extrapolate([(p.pixels, p.resident_bytes) for p in self.points], pixels)
         return max(resident - self._probed_bytes(pixels), *(slack for _, slack in slacks))
 
-    def reused_blocks(self, pixels: int) -> ReusedBlocks | None:
+    def reused_blocks(self, pixels: int) -> ReusedBlockBytes | None:
         """Return bytes of a run in blocks that the heap reuses; None without such a trace.
 
         Blocks either grow with the pixels or are parts of a fixed size. Where the next smaller
@@ -259,8 +261,8 @@ class ModelCosts(BaseModel):
         return [*measured[:1], *between, *measured[1:][-1:]]
 
 
-def _scale_to_pixels(point: TracedPoint, pixels: int) -> ReusedBlocks:
-    """Return `ReusedBlocks` of the run with every block scaled to ``pixels``."""
+def _scale_to_pixels(point: TracedPoint, pixels: int) -> ReusedBlockBytes:
+    """Return `ReusedBlockBytes` of the run with every block scaled to ``pixels``."""
     times = pixels / point.pixels
     # The next larger recorded threshold: rather too many blocks than too few.
     below = bisect.bisect_left(BLOCK_SIZES, min(MMAP_THRESHOLD_BYTES / times, MMAP_THRESHOLD_BYTES))

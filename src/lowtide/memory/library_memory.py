@@ -18,7 +18,7 @@ from lowtide.core.errors import BudgetError
 from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.oom import NO_MEMORY_WORDS
-from lowtide.memory.plan_store import PlanStore
+from lowtide.memory.plan_store import JsonCache
 from lowtide.memory.process_memory import Counted, MemoryLimit, memory_limits, status_bytes
 
 _FIELDS: dict[str, Counted] = {"RssAnon": "resident", "VmData": "data", "VmSize": "addresses"}
@@ -163,7 +163,7 @@ def _sizes() -> dict[Counted, int]:
 def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
     """Return the memory of a process that has imported ``modules``; None if it got too little."""
     facts = modules, version("torch"), sys.version, sys.prefix
-    known = PlanStore().get("libraries", *facts)
+    known = JsonCache().get("libraries", *facts)
     if known is not None:
         return known
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -175,7 +175,7 @@ def _known_sizes(modules: tuple[str, ...]) -> dict[Counted, int] | None:
             raise
     if child.returncode == 0:
         known = json.loads(said)
-        PlanStore().put("libraries", *facts, value=known)
+        JsonCache().put("libraries", *facts, value=known)
         return known
     if child.returncode < 0 or any(words in errors for words in NO_MEMORY_WORDS):
         return None

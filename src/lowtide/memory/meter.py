@@ -13,7 +13,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.process_memory import (
     RESIDENT_PEAK,
-    HighWaterMark,
+    SharedHighWaterMark,
     anonymous_bytes,
     resident_parts,
 )
@@ -22,7 +22,7 @@ _SAMPLE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Usage:
+class PeakUsage:
     """Peak bytes of a run above its baseline.
 
     ``peak_bytes`` is compared with the budget. On the CPU it is anonymous resident memory, sampled
@@ -41,9 +41,9 @@ class Usage:
     corrected_peak_bytes: int = 0
     allocated_bytes: int | None = None
 
-    def merged(self, other: Usage) -> Usage:
+    def merged(self, other: PeakUsage) -> PeakUsage:
         """Return the peak over both laps."""
-        return Usage(
+        return PeakUsage(
             max(self.peak_bytes, other.peak_bytes),
             _higher(self.high_water_bytes, other.high_water_bytes),
             self.source,
@@ -56,7 +56,7 @@ def _higher(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else max(one, other)
 
 
-class HostMeter:
+class HostMemoryMeter:
     """Meter of this process's resident memory (CPU), from `start` to `stop`, in laps.
 
     A thread samples every ``sample_seconds``; every call samples too.
@@ -125,14 +125,14 @@ class HostMeter:
             self._peak, self._mapped = now
         self._peak_reader.reset()
 
-    def lap(self) -> Usage:
+    def lap(self) -> PeakUsage:
         """Return the peak since `start` or the last lap, above the baseline of `start`."""
         peak, high, spike = self.peak_bytes, None, 0
         if self._has_high_water_mark:
             most = self._peak_reader.peaks()[0]
             high = max(0, most - self._baseline - self._baseline_mapped)
             spike = most - self._baseline - self._mapped
-        usage = Usage(peak, high, "anonymous resident memory, sampled", max(peak, spike))
+        usage = PeakUsage(peak, high, "anonymous resident memory, sampled", max(peak, spike))
         with self._lock:
             self._peak, self._mapped = resident_parts()
         self._peak_reader.reset()
@@ -145,7 +145,7 @@ class HostMeter:
             self._thread.join()
 
 
-class CudaMeter:
+class CudaMemoryMeter:
     """Meter of the bytes this process holds on one CUDA device above a baseline.
 
     The baseline is ``allocated_before``, what was allocated at `start`; ``context_bytes`` is the
@@ -200,11 +200,11 @@ class CudaMeter:
     def _above_baseline(self, reserved: int) -> int:
         return max(0, reserved - self.allocated_before) + self.context_bytes
 
-    def lap(self) -> Usage:
+    def lap(self) -> PeakUsage:
         """Return the peak since `start` or the last lap."""
         allocated, reserved = self._peak_reader.peaks()
         peak = self._above_baseline(reserved)
-        usage = Usage(
+        usage = PeakUsage(
             peak,
             None,
             "bytes reserved by the CUDA allocator, plus the CUDA context",
@@ -223,13 +223,13 @@ class CudaMeter:
         """Do nothing: the allocator keeps its own statistics."""
 
 
-def open_meter(device: str) -> HostMeter | CudaMeter:
+def open_meter(device: str) -> HostMemoryMeter | CudaMemoryMeter:
     """Return a meter for a device such as ``"cpu"`` or ``"cuda:0"``, not yet started."""
-    return HostMeter() if device == "cpu" else CudaMeter(device)
+    return HostMemoryMeter() if device == "cpu" else CudaMemoryMeter(device)
 
 
 @functools.cache
-def _cuda_peaks_of(index: int) -> HighWaterMark:
+def _cuda_peaks_of(index: int) -> SharedHighWaterMark:
     import torch
 
     def read() -> tuple[int, int]:
@@ -239,10 +239,10 @@ def _cuda_peaks_of(index: int) -> HighWaterMark:
         torch.cuda.reset_peak_memory_stats(index)
         return True
 
-    return HighWaterMark(read, reset)
+    return SharedHighWaterMark(read, reset)
 
 
-def cuda_peaks(device: str) -> HighWaterMark:
+def cuda_peaks(device: str) -> SharedHighWaterMark:
     """Return the CUDA allocator's peaks for a device: (allocated, reserved) bytes.
 
     ``device`` is such as ``"cuda:0"``.
@@ -284,7 +284,7 @@ def resident_peak_bytes(call: Callable[[], Any], runs: int = 3) -> int:
     More than is alive at once: the C heap keeps blocks it cannot reuse. Both differ by model.
     """
     trim_heap(collect=True)
-    meter = HostMeter(sample_seconds=0.001)
+    meter = HostMemoryMeter(sample_seconds=0.001)
     meter.start()
     for _ in range(runs):
         call()

@@ -110,7 +110,7 @@ def trim_allocators(device: str, *, collect: bool = False) -> None:
 _GROWTH_DIVISOR, _NEW_BLOCKS_SHARE = 8, 0.5
 
 
-class HeapLimit:
+class HeapLimiter:
     """Trims the heap of a run before it exceeds ``expected_bytes`` by blocks that are free.
 
     Bands differ in size, and over hundreds of them the heap would keep several times the bytes that

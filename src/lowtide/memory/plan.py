@@ -210,7 +210,7 @@ Accuracy = Literal["exact", "bounded"]
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
-class Refusal:
+class RefusedCandidate:
     """A candidate that was not chosen, and the reason in one line."""
 
     title: str
@@ -256,7 +256,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     host_budget_bytes: int = 0
     choice: str = ""
     ledger: tuple[LedgerRow, ...]
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedCandidate, ...] = ()
     pareto_front: tuple[Alternative, ...] = ()
 
     @model_validator(mode="after")

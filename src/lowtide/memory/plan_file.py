@@ -76,7 +76,7 @@ class PlanFile:
         )
 
 
-def check_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Plan:
+def plan_for_replay(plan: Plan, expected: Mapping[str, Any], budget: Budget) -> Plan:
     """Return ``plan`` with the current budget, after checking that it suits this run.
 
     Args:

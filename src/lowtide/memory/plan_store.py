@@ -58,7 +58,7 @@ def cache_folder() -> Path | None:
     return home / places.get(sys.platform, Path(".cache")) / "lowtide"
 
 
-class PlanStore:
+class JsonCache:
     """Values that JSON can hold, by kind and the facts that they follow from.
 
     Facts count by their repr; this package's source is always one of them. ``folder`` is the cache
@@ -104,14 +104,14 @@ class PlanStore:
             _drop_least_used(self._folder)
 
 
-class StoredTable:
-    """Many small values in one entry of a `PlanStore`, in memory until `save`.
+class JsonCacheTable:
+    """Many small values in one entry of a `JsonCache`, in memory until `save`.
 
-    The arguments are those of `PlanStore` and of its `get`.
+    The arguments are those of `JsonCache` and of its `get`.
     """
 
     def __init__(self, kind: Kind, *facts: object, folder: Path | None = None) -> None:
-        self._store, self._facts = PlanStore(folder), facts
+        self._store, self._facts = JsonCache(folder), facts
         self._kind: Kind = kind
         self._new: dict[str, Any] = {}
 
@@ -149,7 +149,7 @@ def package_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def machine(device: str = "cpu") -> tuple[str, ...]:
+def machine_facts(device: str = "cpu") -> tuple[str, ...]:
     """Return what the memory and time of a run on ``device`` follow from on this machine."""
     import torch
 

@@ -247,7 +247,7 @@ def silence_stderr() -> Iterator[None]:
         os.close(sink)
 
 
-class HighWaterMark:
+class SharedHighWaterMark:
     """System-wide high-water mark that any reset clears, shared by several readers.
 
     ``read`` returns one or more byte counts that only grow until ``reset`` sets them back to what
@@ -257,17 +257,17 @@ class HighWaterMark:
     def __init__(self, read: Callable[[], tuple[int, ...]], reset: Callable[[], bool]) -> None:
         self._read, self._reset = read, reset
         self._lock = threading.Lock()
-        self._readers: weakref.WeakSet[MarkReader] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[HighWaterMarkReader] = weakref.WeakSet()
 
-    def reader(self) -> MarkReader:
-        """Return a new reader; start it with `MarkReader.restart`."""
-        return MarkReader(self)
+    def reader(self) -> HighWaterMarkReader:
+        """Return a new reader; start it with `HighWaterMarkReader.restart`."""
+        return HighWaterMarkReader(self)
 
 
-class MarkReader:
+class HighWaterMarkReader:
     """Highest values since this reader's own last `reset`, whatever others reset."""
 
-    def __init__(self, mark: HighWaterMark) -> None:
+    def __init__(self, mark: SharedHighWaterMark) -> None:
         self._mark = mark
         self._best: tuple[int, ...] = ()
 
@@ -302,4 +302,4 @@ def _reset_resident_peak() -> bool:
 
 
 # The kernel's mark of all resident pages, mapped files included.
-RESIDENT_PEAK = HighWaterMark(lambda: (status_bytes("VmHWM"),), _reset_resident_peak)
+RESIDENT_PEAK = SharedHighWaterMark(lambda: (status_bytes("VmHWM"),), _reset_resident_peak)

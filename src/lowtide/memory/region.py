@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lowtide.core.errors import UsageError
 from lowtide.core.units import MIB
-from lowtide.memory.meter import CudaMeter, HostMeter, Usage, open_meter
+from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, PeakUsage, open_meter
 from lowtide.memory.plan import LedgerRow, device_row
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ class Region:
         self.device = device
         self._meter = open_meter(device)
         self._phase, self._phases = "", list[PhasePeak]()
-        self._seen: Usage | None = None
+        self._seen: PeakUsage | None = None
         self._usage: RegionUsage | None = None
         self._meter.start()
 
@@ -134,14 +134,14 @@ class Region:
         )
 
 
-def _peak_bytes(usage: Usage) -> int:
+def _peak_bytes(usage: PeakUsage) -> int:
     allocated = usage.allocated_bytes
     return usage.corrected_peak_bytes if allocated is None else allocated
 
 
-def _ledger(meter: HostMeter | CudaMeter, usage: Usage) -> tuple[LedgerRow, ...]:
+def _ledger(meter: HostMemoryMeter | CudaMemoryMeter, usage: PeakUsage) -> tuple[LedgerRow, ...]:
     peak = _peak_bytes(usage)
-    if isinstance(meter, HostMeter):
+    if isinstance(meter, HostMemoryMeter):
         upper = max(peak, usage.high_water_bytes or 0)
         return (device_row("resident memory", peak, "measured", upper),)
     rows = {
@@ -153,7 +153,7 @@ def _ledger(meter: HostMeter | CudaMeter, usage: Usage) -> tuple[LedgerRow, ...]
     return tuple(device_row(name, value, "measured") for name, value in rows.items())
 
 
-class Measure:
+class RegionMeter:
     """Reusable context manager and decorator that measures memory; made by `measure`."""
 
     def __init__(self, device: str) -> None:
@@ -189,7 +189,7 @@ class MeasuredFunction(Generic[P, R]):
     ``last_region`` is the region of the call that ended last.
     """
 
-    def __init__(self, function: Callable[P, R], meter: Measure) -> None:
+    def __init__(self, function: Callable[P, R], meter: RegionMeter) -> None:
         runs_later = (
             inspect.iscoroutinefunction,
             inspect.isgeneratorfunction,
@@ -216,7 +216,7 @@ class MeasuredFunction(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def measure(device: str | torch.device = "cpu") -> Measure:
+def measure(device: str | torch.device = "cpu") -> RegionMeter:
     """Measure the memory of a region of code, as a context manager or as a decorator.
 
     The figures are those by which jobs keep a budget. Regions can be nested and repeated, and run
@@ -247,4 +247,4 @@ def measure(device: str | torch.device = "cpu") -> Measure:
     name, kind = str(device), str(device).partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise UsageError(f"cannot measure on {name!r}", hint="devices: cpu, cuda, cuda:N")
-    return Measure("cpu" if kind == "cpu" else name)
+    return RegionMeter("cpu" if kind == "cpu" else name)

@@ -1,8 +1,8 @@
 """Models: descriptors, loading, and the bundled ones.
 
-`load` returns a `Model`; its `ModelDescriptor` holds the facts that the planner needs. `names` and
-`describe` list the bundled models without importing PyTorch, and so does importing this package.
-`register_family` adds a family of models of your own.
+`load` returns a `Model`; its `ModelDescriptor` holds the facts that the planner needs.
+`bundled_names` and `describe_bundled` list the bundled models without importing PyTorch, and so
+does importing this package. `register_family` adds a family of models of your own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lowtide.models.bundled import describe, names
+    from lowtide.models.bundled import bundled_names, describe_bundled
     from lowtide.models.descriptor import ModelDescriptor, SizeRule
     from lowtide.models.families import Architecture, FileConfig, ModelFamily, register_family
     from lowtide.models.loaded_model import Model
@@ -24,9 +24,9 @@ __all__ = [
     "ModelDescriptor",
     "ModelFamily",
     "SizeRule",
-    "describe",
+    "bundled_names",
+    "describe_bundled",
     "load",
-    "names",
     "register_family",
 ]
 
@@ -37,9 +37,9 @@ _HOMES = {
     "ModelDescriptor": "descriptor",
     "ModelFamily": "families",
     "SizeRule": "descriptor",
-    "describe": "bundled",
+    "describe_bundled": "bundled",
     "load": "loader",
-    "names": "bundled",
+    "bundled_names": "bundled",
     "register_family": "families",
 }
 

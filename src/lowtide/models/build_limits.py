@@ -32,7 +32,7 @@ class TooLargeError(RuntimeError):
     """A network needs far more memory or calls than the tensors that it loads."""
 
 
-class BuildLimits(TorchFunctionMode):
+class BuildLimitsMode(TorchFunctionMode):
     """Context manager that raises `TooLargeError` when a network gets too large.
 
     It raises before a tensor is made that brings the total to far more bytes than ``tensors``, and

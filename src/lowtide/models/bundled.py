@@ -54,12 +54,12 @@ _MODELS = (
 )
 
 
-def names() -> tuple[str, ...]:
+def bundled_names() -> tuple[str, ...]:
     """Return the names that `lowtide.models.load` accepts in place of a file."""
     return tuple(model.name for model in _MODELS)
 
 
-def find(name: str) -> Bundled:
+def find_bundled(name: str) -> Bundled:
     """Return the entry of a bundled model by name.
 
     Raises ModelError with the nearest name for an unknown one.
@@ -67,14 +67,14 @@ def find(name: str) -> Bundled:
     for model in _MODELS:
         if model.name == name:
             return model
-    meant = closest_name(name, names())
+    meant = closest_name(name, bundled_names())
     raise ModelError(
-        f"there is no model {name!r}; the bundled models are {', '.join(names())}",
+        f"there is no model {name!r}; the bundled models are {', '.join(bundled_names())}",
         hint=f"did you mean {meant!r}?" if meant else "use one of these, or a model file",
     )
 
 
-def describe(name: str) -> ModelDescriptor:
+def describe_bundled(name: str) -> ModelDescriptor:
     """Return the descriptor of a bundled model without loading it.
 
     Does not import PyTorch.
@@ -82,7 +82,7 @@ def describe(name: str) -> ModelDescriptor:
     Raises ModelError for an unknown name, and for a file that is missing from the installation or
     is not the one that was released.
     """
-    model = find(name)
+    model = find_bundled(name)
     if not model.path.is_file():
         raise ModelError(
             f"{model.path} is missing from the installation",
@@ -130,7 +130,7 @@ PUBLISHED = (
 
 def use_of(name: str) -> str:
     """Return what a bundled model is for, as its card says; "" for other models."""
-    if name not in names() or not (card := find(name).model_card).is_file():
+    if name not in bundled_names() or not (card := find_bundled(name).model_card).is_file():
         return ""
     found = _USE.search(card.read_text(encoding="utf-8"))
     return "" if found is None else " ".join(found[1].split())

@@ -129,7 +129,7 @@ def register_family(family: ModelFamily) -> None:
     Raises:
         UsageError: Another family has its name, or one of its architectures or networks.
     """
-    for known in families():
+    for known in all_families():
         if known is family:
             return
         taken = _names(known) & _names(family)
@@ -141,7 +141,7 @@ def register_family(family: ModelFamily) -> None:
     _added.append(family)
 
 
-def families() -> Iterator[ModelFamily]:
+def all_families() -> Iterator[ModelFamily]:
     """Iterate over Lowtide's families, those that were registered, and those of entry points.
 
     Raises:
@@ -155,35 +155,37 @@ def families() -> Iterator[ModelFamily]:
 
 def networks(role: Role) -> dict[str, Callable[..., nn.Module]]:
     """Return the builders of generators or discriminators by their names in lower case."""
-    found = (one for family in families() for one in getattr(family, role).items())
+    found = (one for family in all_families() for one in getattr(family, role).items())
     return {name.lower(): build for name, build in found}
 
 
 def usual_network(role: Role) -> str:
     """Return the name of the network that a training has unless it names another."""
-    return next(iter(getattr(next(families()), role)))
+    return next(iter(getattr(next(all_families()), role)))
 
 
 def architecture_named(name: str) -> Architecture | None:
     """Return the architecture that files call by this name, or None."""
-    return next((one.architectures[name] for one in families() if name in one.architectures), None)
+    return next(
+        (one.architectures[name] for one in all_families() if name in one.architectures), None
+    )
 
 
 def architecture_of(config: object) -> tuple[str, Architecture] | None:
     """Return the name and architecture of a configuration, or None."""
-    known = (one for family in families() for one in family.architectures.items())
+    known = (one for family in all_families() for one in family.architectures.items())
     return next((one for one in known if one[1].config is type(config)), None)
 
 
 def family_with_tensors(names: Collection[str]) -> ModelFamily | None:
     """Return the family whose files have tensors of these names, or None."""
-    loaded = (one for one in families() if one.load is not None)
+    loaded = (one for one in all_families() if one.load is not None)
     return next((one for one in loaded if one.recognizes(names)), None)
 
 
 def command_for(architecture: str) -> str:
     """Return the command for files of a family that runs no images, or ""."""
-    return next((one.command for one in families() if one.name == architecture), "")
+    return next((one.command for one in all_families() if one.name == architecture), "")
 
 
 @cache

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import UsageError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule
-from lowtide.models.low_precision import LowPrecision, to_low_precision
+from lowtide.models.low_precision import LowPrecisionWrapper, to_low_precision
 
 # Side of the image that finds the order of a model's layers.
 _PROBE_SIDE = 64
@@ -49,7 +49,7 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of input images: the weights' own, or fp32 after `to_low_precision`."""
-        if isinstance(self.module, LowPrecision):
+        if isinstance(self.module, LowPrecisionWrapper):
             return torch.float32
         return next(self.module.parameters()).dtype
 
@@ -57,16 +57,16 @@ class Model:
         """Run on a whole image of any size.
 
         Maps (B, C, H, W) in 0..1 to (B, C', H * scale, W * scale), clamped to 0..1. The image is
-        padded as `pad` does, and the padding's share of the result cut off. Equal to spandrel's own
-        call, for models with linear layers or window attention up to rounding (2e-6 for CRAFT).
-        Raises UsageError for another number of dimensions or channels, an empty image, or a dtype
-        or device that is not the model's.
+        padded as `pad_to_rule` does, and the padding's share of the result cut off. Equal to
+        spandrel's own call, for models with linear layers or window attention up to rounding (2e-6
+        for CRAFT). Raises UsageError for another number of dimensions or channels, an empty image,
+        or a dtype or device that is not the model's.
         """
         self._check(image)
         height, width = image.shape[-2:]
         scale = self.descriptor.scale
         with torch.inference_mode():
-            result = self.module(pad(image, self.descriptor.size)).clamp_(0, 1)
+            result = self.module(pad_to_rule(image, self.descriptor.size)).clamp_(0, 1)
         return result[..., : height * scale, : width * scale]
 
     def to(
@@ -139,7 +139,7 @@ class Model:
             )
 
 
-def pad(image: Tensor, rule: SizeRule) -> Tensor:
+def pad_to_rule(image: Tensor, rule: SizeRule) -> Tensor:
     """Pad (B, C, H, W) at the bottom and on the right until it satisfies ``rule``.
 
     Reflected as far as reflection reaches (one pixel less than the image), then the last row or

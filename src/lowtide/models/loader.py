@@ -31,9 +31,9 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
     """
     name = str(name_or_path)
     path = expand_home(Path(name_or_path), ModelError)
-    if name in bundled.names() or _is_name(name_or_path, path):
-        facts = bundled.describe(name)
-        path = bundled.find(name).path
+    if name in bundled.bundled_names() or _is_name(name_or_path, path):
+        facts = bundled.describe_bundled(name)
+        path = bundled.find_bundled(name).path
         return Model(lowtide_files.load_network(path, lowtide_files.read_metadata(path)), facts).to(
             device
         )
@@ -42,7 +42,7 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
     if is_onnx(path):
         from lowtide.models import onnx_model  # late: needs optional packages
 
-        return onnx_model.load(path, path.stem, digest).to(device)
+        return onnx_model.load_onnx_model(path, path.stem, digest).to(device)
     entries = lowtide_files.read_metadata(path) if path.suffix.lower() == ".safetensors" else {}
     if lowtide_files.ARCHITECTURE in entries:
         facts = lowtide_files.describe_file(path, entries, path.stem, digest)

@@ -23,7 +23,7 @@ _CONV_ARGUMENTS = """
 _STRIP_BYTES = 16 << 20
 
 
-class LowPrecision(nn.Module):
+class LowPrecisionWrapper(nn.Module):
     """Wrapper of a bf16 or fp16 ``body`` with fp32 input and output.
 
     ``input_dtype`` is the input dtype of the body: fp32 where its first and last convolution
@@ -43,7 +43,7 @@ class LowPrecision(nn.Module):
         return self.body(images.to(self.input_dtype)).float()
 
 
-class EdgeConv(nn.Conv2d):
+class Fp32EdgeConv(nn.Conv2d):
     """Conv2d that computes in fp32 from any input dtype and returns ``output_dtype``.
 
     Strips of rows are converted one after another: an fp32 copy of everything would be the memory
@@ -53,7 +53,7 @@ class EdgeConv(nn.Conv2d):
     output_dtype: torch.dtype
 
     @classmethod
-    def of(cls, plain: nn.Conv2d, output_dtype: torch.dtype) -> EdgeConv:
+    def of(cls, plain: nn.Conv2d, output_dtype: torch.dtype) -> Fp32EdgeConv:
         """Build from ``plain``, sharing its weights."""
         form: dict[str, Any] = {name: getattr(plain, name) for name in _CONV_ARGUMENTS}
         edge = cls(**form, bias=plain.bias is not None, device="meta")
@@ -107,7 +107,7 @@ def _order(images: Tensor) -> torch.memory_format:
 
 
 @torch.no_grad()
-def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecision:
+def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> LowPrecisionWrapper:
     """Return a copy of ``network`` in ``dtype``, first and last convolution in fp32.
 
     Convolutions between images at both ends, and constant filters of the image, stay in fp32 as
@@ -124,7 +124,7 @@ def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> L
     mixed = copy.deepcopy(network).to(dtype)
     for name, part in {**edges, **image_filters}.items():
         _put(mixed, name, part)
-    kept = {id(part) for part in mixed.modules() if isinstance(part, EdgeConv)}
+    kept = {id(part) for part in mixed.modules() if isinstance(part, Fp32EdgeConv)}
     kept |= {id(part) for part in image_filters.values()}
     for layer in mixed.modules():
         if id(layer) not in kept and _is_leaf(layer) and _floats(layer.parameters()):
@@ -134,8 +134,8 @@ def to_low_precision(network: nn.Module, dtype: torch.dtype, image: Tensor) -> L
     except RuntimeError as error:
         # Some layers use the weights of others, which no hook sees.
         reason = str(error).strip().partition("\n")[0]
-        return LowPrecision(copy.deepcopy(network).to(dtype), dtype, reason)
-    return LowPrecision(mixed, torch.float32)
+        return LowPrecisionWrapper(copy.deepcopy(network).to(dtype), dtype, reason)
+    return LowPrecisionWrapper(mixed, torch.float32)
 
 
 def _find_edge_layers(
@@ -171,7 +171,7 @@ def _find_edge_layers(
             conv = _conv_of(named[name])
             assert conv is not None
             picture = max(conv.in_channels, conv.out_channels) <= _MAX_IMAGE_CHANNELS
-            edges[name] = EdgeConv.of(conv, torch.float32 if picture else into)
+            edges[name] = Fp32EdgeConv.of(conv, torch.float32 if picture else into)
             if not picture:
                 break
     return edges, {name: copy.deepcopy(named[name]) for name in pictures}

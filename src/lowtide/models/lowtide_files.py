@@ -180,11 +180,11 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
 
     Raises ModelError where the tensors are not those that the configuration asks for.
     """
-    from lowtide.models.build_limits import BuildLimits
+    from lowtide.models.build_limits import BuildLimitsMode
 
     (config, architecture), state = _parse(path, entries), read_tensors(path)
     try:
-        with BuildLimits(state.values()):
+        with BuildLimitsMode(state.values()):
             module = architecture.build(config)
         module.load_state_dict(state)
     except RuntimeError as error:

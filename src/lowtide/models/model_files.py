@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.core.errors import ModelError, shown
+from lowtide.core.errors import ModelError, short_repr
 from lowtide.core.input_file import file_sha256, require_input
 from lowtide.models.descriptor import SizeRule
 
@@ -68,7 +68,7 @@ def require_finite(path: Path, tensors: Mapping[str, Any]) -> None:
 def not_finite(path: Path, name: str) -> ModelError:
     """Return the error for weights of this ``name`` that are not finite."""
     return ModelError(
-        f"{path} has weights that are NaN or infinite, such as {shown(name)}",
+        f"{path} has weights that are NaN or infinite, such as {short_repr(name)}",
         hint="take an earlier state of its training, or another model",
     )
 

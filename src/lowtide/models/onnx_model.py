@@ -15,7 +15,7 @@ from lowtide.core.heap import trim_heap
 from lowtide.models.descriptor import ModelDescriptor
 from lowtide.models.loaded_model import Model
 from lowtide.models.onnx_metadata import GraphSignature
-from lowtide.models.onnx_probe import ProbedModel, cannot_run, probe_onnx
+from lowtide.models.onnx_probe import ProbedOnnxModel, cannot_run, probe_onnx
 from lowtide.models.onnx_runtime import (
     LOG_FATAL,
     CannotRunError,
@@ -233,7 +233,7 @@ class OnnxModel(Model):
         return open_session(self.module.session.path, torch.get_num_threads())
 
 
-def load(path: Path, name: str, digest: str) -> OnnxModel:
+def load_onnx_model(path: Path, name: str, digest: str) -> OnnxModel:
     """Load the model in an ONNX file whose SHA-256 is ``digest``.
 
     Scale and size rule are those of its metadata, where `lowtide export onnx` wrote it, and else
@@ -257,7 +257,7 @@ def load(path: Path, name: str, digest: str) -> OnnxModel:
     return OnnxModel(network, _described(path, name, digest, found))
 
 
-def _described(path: Path, name: str, digest: str, found: ProbedModel) -> ModelDescriptor:
+def _described(path: Path, name: str, digest: str, found: ProbedOnnxModel) -> ModelDescriptor:
     facts = found.facts
     white = facts.signature.input_white, facts.signature.output_white
     return ModelDescriptor(

@@ -59,7 +59,7 @@ _FURTHEST = 1.0
 
 
 @dataclass(frozen=True)
-class ProbedModel:
+class ProbedOnnxModel:
     """Metadata and probed behavior of an ONNX file.
 
     ``facts`` with the white levels found, ``scale``, ``channels`` of the result, and the size rule.
@@ -71,7 +71,7 @@ class ProbedModel:
     size: SizeRule
 
 
-def probe_onnx(path: Path) -> ProbedModel:
+def probe_onnx(path: Path) -> ProbedOnnxModel:
     """Probe an ONNX file in a subprocess.
 
     Raises `ModelError` where it is damaged, does not map one image to one upscaled by an integer
@@ -142,10 +142,10 @@ def _crash_error(path: Path, step: str, status: int, errors: bytes) -> ModelErro
     )
 
 
-def _parse_result(found: dict[str, Any]) -> ProbedModel:
+def _parse_result(found: dict[str, Any]) -> ProbedOnnxModel:
     facts = found.pop("facts")
     ends, size = GraphSignature(**facts.pop("signature")), SizeRule(**found.pop("size"))
-    return ProbedModel(facts=OnnxMetadata(signature=ends, **facts), size=size, **found)
+    return ProbedOnnxModel(facts=OnnxMetadata(signature=ends, **facts), size=size, **found)
 
 
 def _threads() -> int:
@@ -208,7 +208,7 @@ class ProbeRun:
         return np.asarray(found)
 
 
-def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedModel:
+def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedOnnxModel:
     """Probe scale, size rule and value range of a file, and check its metadata.
 
     Raises `ModelError` where it does not upscale one image by an integer factor, and
@@ -239,7 +239,7 @@ def probe_behavior(path: Path, facts: OnnxMetadata, run: ProbeRun) -> ProbedMode
         )
     rows, columns = rule.padding(1, 1)
     run(1 + rows, 1 + columns)  # the first image that OnnxSession runs
-    return ProbedModel(facts, scale, made[1], rule)
+    return ProbedOnnxModel(facts, scale, made[1], rule)
 
 
 def cannot_run(path: Path, error: CannotRunError) -> ModelError:

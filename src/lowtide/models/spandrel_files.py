@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.models import checkpoints, lowtide_files
-from lowtide.models.build_limits import BuildLimits
+from lowtide.models.build_limits import BuildLimitsMode
 from lowtide.models.descriptor import ModelDescriptor, Tiling
-from lowtide.models.families import ModelFamily, families, family_with_tensors
+from lowtide.models.families import ModelFamily, all_families, family_with_tensors
 from lowtide.models.model_files import size_rule
 from lowtide.models.optimized.replace import replace_modules
 
@@ -61,7 +61,7 @@ _DEFERRED = "torchvision.transforms.functional"
 _USERS = ("spandrel.architectures.LaMa.__arch.LaMa", "spandrel.architectures.RestoreFormer")
 
 
-class SpandrelCall(nn.Module):
+class SpandrelNetwork(nn.Module):
     """Network with spandrel's call function: extra inputs, a value range, an index."""
 
     def __init__(self, network: nn.Module, call: Any) -> None:
@@ -101,7 +101,7 @@ def family_names() -> tuple[str, ...]:
     from spandrel import MAIN_REGISTRY
 
     known = [entry.architecture.name for entry in MAIN_REGISTRY.architectures()]
-    own = [one.name for one in families() if one.load is not None]
+    own = [one.name for one in all_families() if one.load is not None]
     return tuple(sorted((*known, *own), key=str.lower))
 
 
@@ -110,7 +110,7 @@ def _load_own(
 ) -> tuple[nn.Module, ModelDescriptor]:
     assert family.load is not None
     try:
-        with BuildLimits(state.values()):
+        with BuildLimitsMode(state.values()):
             return family.load(path, name, digest, state)
     except _MISFITS as error:
         raise _misfit(path, error, family.name) from error
@@ -143,7 +143,7 @@ def _recognize(path: Path, state: dict[str, Tensor]) -> spandrel.ModelDescriptor
     keys = sorted(state)
     try:
         # The CPU first: a model that does not fit the job should not reach the device.
-        with BuildLimits(value for value in state.values() if isinstance(value, Tensor)):
+        with BuildLimitsMode(value for value in state.values() if isinstance(value, Tensor)):
             return ModelLoader(device="cpu").load_from_state_dict(state)
     except UnsupportedModelError as error:
         shown = ", ".join(keys[:_KEYS_SHOWN])
@@ -182,7 +182,7 @@ def _module(found: spandrel.ModelDescriptor) -> nn.Module:
     plain = call.__module__ == type(found).__module__
     model = fold_convs(found.model.eval())
     replace_modules(model)
-    return model if plain else SpandrelCall(model, call)
+    return model if plain else SpandrelNetwork(model, call)
 
 
 def _describe(

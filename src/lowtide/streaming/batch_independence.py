@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
-from lowtide.memory.plan_store import PlanStore
-from lowtide.memory.tracing.python_places import PythonPlaces
-from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.capture.graph import Graph
+from lowtide.memory.plan_store import JsonCache
+from lowtide.memory.tracing.python_places import PythonStatePlaces
+from lowtide.streaming.capture.export_graph import capture_graph
+from lowtide.streaming.capture.graph import OperatorGraph
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.capture.outputs import Repack, error_words, relative_error, tolerance
+from lowtide.streaming.capture.outputs import Repack, dtype_tolerance, error_words, relative_error
 from lowtide.streaming.certificate import call_model, module_key, tf32
 from lowtide.streaming.rules.rule import op_name
 
@@ -45,9 +45,9 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
         What turns tensors into the module's output container, for this batch.
     """
     inputs = ModelInputs.of(inputs)
-    whole = capture(module, inputs)
+    whole = capture_graph(module, inputs)
     key = module_key(module, inputs, whole.digest, whole.written_attributes)
-    if PlanStore().get("proof", "images", *key):
+    if JsonCache().get("proof", "images", *key):
         return whole.repack
     wanted = _names(whole)
     for least in _SIDES:
@@ -56,12 +56,12 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
             {dim: min(side, least + side % least) for dim, side in sides.items()}
         )
         try:
-            graph = capture(module, small)
+            graph = capture_graph(module, small)
         except ModelError:
             continue  # too small for it, for example for a reflection padding
         if _names(graph) == wanted:
-            limit = tolerance(node.meta.dtype for node in graph.nodes)
-            with PythonPlaces(module).kept(), tf32(False), torch.inference_mode():
+            limit = dtype_tolerance(node.meta.dtype for node in graph.nodes)
+            with PythonStatePlaces(module).kept(), tf32(False), torch.inference_mode():
                 alone = [call_model(module, sample) for sample in small.samples()]
                 images = range(small.batch_size)
                 _require_equal_results(call_model(module, small), alone, images, limit)
@@ -69,7 +69,7 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
                     others = [one for one in images if one not in places]
                     together = call_model(module, _scaled(small, others, factor))
                     _require_equal_results(together, alone, places, limit)
-            PlanStore().put("proof", "images", *key, value=True)
+            JsonCache().put("proof", "images", *key, value=True)
             return whole.repack
     raise ModelError(
         f"for a batch of {inputs.batch_size} images this model runs other operators than for"
@@ -78,7 +78,7 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
     )
 
 
-def _names(graph: Graph) -> list[str]:
+def _names(graph: OperatorGraph) -> list[str]:
     return [op_name(node.target) for node in graph.nodes if node.kind == "call"]
 
 

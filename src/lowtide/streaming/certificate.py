@@ -15,20 +15,25 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.memory.plan_store import PlanStore, machine
+from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.memory.tracing.python_place import AttributeKey
-from lowtide.memory.tracing.python_places import PythonPlaces
+from lowtide.memory.tracing.python_places import PythonStatePlaces
 from lowtide.streaming.capture.autocast_state import AutocastState, no_autocast
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.capture.model_inputs import ModelInputs, memory_format_of
-from lowtide.streaming.capture.outputs import error_words, largest_error, tolerance, unpack_output
+from lowtide.streaming.capture.outputs import (
+    dtype_tolerance,
+    error_words,
+    largest_error,
+    unpack_output,
+)
 from lowtide.streaming.capture.remembered import require_no_memory
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
-from lowtide.streaming.engine.segments import CutPoints, cut_segments
+from lowtide.streaming.engine.segments import CutFinder, cut_segments
 from lowtide.streaming.pages.page import input_pages
-from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
+from lowtide.streaming.planning_memory import plan_kept_bytes, warn_beyond, whole_run_budget
 
 # Small sides have the same remainder as the real ones, so that a model pads by the same amount. The
 # larger sizes are for models with a special case at their training size, or that take none below.
@@ -53,7 +58,7 @@ _TRIED = (1, 3), (6, 5)
 
 
 @dataclass(frozen=True)
-class Certificate:
+class StreamCertificate:
     """Measured error of a streamed program against its model.
 
     Attributes:
@@ -78,7 +83,7 @@ def certify(
     program: StreamProgram,
     budget_bytes: int | None = None,
     before_computing: Callable[[], None] = lambda: None,
-) -> Certificate:
+) -> StreamCertificate:
     """Compare ``module`` run in bands with ``module`` itself, on small inputs.
 
     The outcome is kept in the plan store, by weights, remainders of the sizes, and machine.
@@ -97,29 +102,29 @@ def certify(
     """
     refusal: ModelError | None = None
     wanted = program.operators_digest
-    allowed = tolerance(node.meta.dtype for node in program.graph.nodes)
+    allowed = dtype_tolerance(node.meta.dtype for node in program.graph.nodes)
     inputs = ModelInputs.of(inputs)
     for small in (_small_inputs(inputs, program, which) for which in range(len(_LEAST[0]))):
         # What the last run left, of another size perhaps, does not change what the next computes.
         operators = f"{wanted} {program.constants_digest}"
         key = module_key(module, small, operators, program.graph.written_attributes)
-        stored = PlanStore().get("proof", "bands", *key)
+        stored = JsonCache().get("proof", "bands", *key)
         if stored is not None:
-            found = Certificate(**stored)
+            found = StreamCertificate(**stored)
         else:
             before_computing()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
             with tf32(False):
                 try:
-                    known = known or lower_to_rows(capture(module, small))
+                    known = known or lower_to_rows(capture_graph(module, small))
                 except ModelError as error:  # below its least size, or no multiple of its own
                     refusal = error
                     continue
                 _announce(module, small, known, budget_bytes)
                 found = _measure(module, small, allowed, known)
             refusal = None
-            PlanStore().put("proof", "bands", *key, value=asdict(found))
+            JsonCache().put("proof", "bands", *key, value=asdict(found))
         if not found.holds(allowed):
             _require_same_again(module, small, allowed)
             raise ModelError(
@@ -193,7 +198,7 @@ def _announce(
 ) -> None:
     """Warn if comparing small inputs takes more than the budget."""
     sides = "×".join(str(small.first.shape[dim]) for dim in reversed(small.side_dims()))
-    needed = kept_bytes(len(program.steps)) + _comparison_bytes(module, program)
+    needed = plan_kept_bytes(len(program.steps)) + _comparison_bytes(module, program)
     title = f"comparing bands of this {type(module).__name__} with itself at {sides}"
     warn_beyond(budget_bytes, needed, title)
 
@@ -206,13 +211,13 @@ def _comparison_bytes(module: nn.Module, program: StreamProgram) -> int:
 
 def _measure(
     module: nn.Module, small: ModelInputs, allowed: float, known: StreamProgram | None = None
-) -> Certificate:
+) -> StreamCertificate:
     """Run the program for small inputs, captured unless ``known``, and compare its results."""
-    program = known or lower_to_rows(capture(module, small))
+    program = known or lower_to_rows(capture_graph(module, small))
     device, dtype = small.first.device, small.first.dtype
     # Each step leaves garbage and free blocks of other sizes, which would add up to the next's.
     trim_heap(collect=True)
-    with PythonPlaces(module).kept() as changes, torch.inference_mode():
+    with PythonStatePlaces(module).kept() as changes, torch.inference_mode():
         whole = call_model(module, small)
     if not all(one.isfinite().all() for one in whole):
         raise ModelError(
@@ -224,7 +229,7 @@ def _measure(
         require_no_memory(module, small, partial(call_model, module), whole, allowed)
     trim_heap()
     results: list[list[Tensor]] = []
-    cutter = CutPoints(program)
+    cutter = CutFinder(program)
     for parts, bands in _TRIED:
         segments = cut_segments(program, cutter.cuts(parts))
         pages = memory_page_factory(program, device)
@@ -236,10 +241,10 @@ def _measure(
     error = max(largest_error(result, whole) for result in results)
     types = {dtype, *(node.meta.dtype for node in program.graph.nodes)}
     if error <= allowed or not types & {torch.bfloat16, torch.float16}:
-        return Certificate(error, program.operators_digest)
+        return StreamCertificate(error, program.operators_digest)
     exact = _in_fp32(module, small)
     error = max(largest_error(result, exact) for result in results)
-    return Certificate(error, program.operators_digest, largest_error(whole, exact))
+    return StreamCertificate(error, program.operators_digest, largest_error(whole, exact))
 
 
 def call_model(module: Callable[..., Any], inputs: ModelInputs) -> list[Tensor]:
@@ -253,7 +258,7 @@ def _require_same_again(module: nn.Module, small: ModelInputs, allowed: float) -
     """Raise `ModelError` if two calls of the module as it is differ."""
     results = list[list[Tensor]]()
     for _ in range(2):
-        with PythonPlaces(module).kept(), torch.inference_mode():
+        with PythonStatePlaces(module).kept(), torch.inference_mode():
             results.append(call_model(module, small))
     if largest_error(*results) > allowed:
         raise ModelError(
@@ -276,7 +281,7 @@ def _in_fp32(module: nn.Module, inputs: ModelInputs) -> list[Tensor]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return torch.func.functional_call(module, weights, args, kwargs)
 
-    places = PythonPlaces(module)
+    places = PythonStatePlaces(module)
     with places.kept(), torch.inference_mode(), no_autocast(inputs.first.device.type):
         return call_model(call, exact)
 
@@ -300,7 +305,7 @@ def module_key(
         inputs.axes,
         inputs.arguments,
         operators,
-        PythonPlaces(module).digest(ignored),
+        PythonStatePlaces(module).digest(ignored),
         AutocastState.current(inputs.first.device.type),
         torch.get_default_dtype(),
     )
@@ -308,4 +313,4 @@ def module_key(
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest(), *machine(str(inputs.first.device))
+    return digest.hexdigest(), *machine_facts(str(inputs.first.device))

@@ -17,7 +17,7 @@ from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.budget import Budget, check_budget
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.tracing.python_places import PythonPlaces
+from lowtide.memory.tracing.python_places import PythonStatePlaces
 from lowtide.streaming.api import reject_gradients
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.graph import TensorMeta
@@ -261,7 +261,7 @@ def _fake_inputs(
     """
     # What the module itself keeps of the call, such as the nesting of its state, is its own.
     kept, fake = (
-        PythonPlaces([*module.children()]).kept(),
+        PythonStatePlaces([*module.children()]).kept(),
         FakeTensorMode(allow_non_fake_inputs=True),
     )
     with kept, fake:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from lowtide.core.units import MIB, format_bytes
 from lowtide.streaming.capture.graph import TensorMeta
-from lowtide.streaming.engine.clip_chunks import CarriedState, StateStore
+from lowtide.streaming.engine.clip_chunks import CarriedState, CarriedStateStore
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.page import FeaturePage, MemoryPage
 from lowtide.streaming.prepared_stream import PreparedStream
 
 _STATE_LABELS = {"memory": "in memory", "host": "on the host", "disk": "on disk"}
@@ -52,7 +52,7 @@ class UnrolledChunks(nn.Module):
 
 
 @dataclass(frozen=True)
-class ChunkRun:
+class ChunkProgramRun:
     """A program that runs ``chunks`` chunks, ``times`` times after one another.
 
     ``module`` computes the same: a module of one chunk, or `UnrolledChunks`.
@@ -80,11 +80,11 @@ class ClipPlan:
         state_bytes: Bytes of the state between two runs.
     """
 
-    runs: tuple[ChunkRun, ...]
-    store: StateStore
+    runs: tuple[ChunkProgramRun, ...]
+    store: CarriedStateStore
     state_bytes: int
 
-    def __iter__(self) -> Iterator[ChunkRun]:
+    def __iter__(self) -> Iterator[ChunkProgramRun]:
         """Yield each run in order, as often as it is repeated."""
         for one in self.runs:
             for _ in range(one.times):
@@ -253,7 +253,10 @@ def run_clip(
 
 
 def _write_rows(
-    run: ChunkRun, pages: Sequence[Page], targets: Sequence[Tensor], state: CarriedState
+    run: ChunkProgramRun,
+    pages: Sequence[FeaturePage],
+    targets: Sequence[Tensor],
+    state: CarriedState,
 ) -> None:
     """Write the rows that a run makes to the frames of its chunks and to the new state."""
     places = run.prepared.output_places

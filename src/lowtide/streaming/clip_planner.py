@@ -11,8 +11,8 @@ from torch import nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.clip_plan import ChunkRun, ClipPlan, UnrolledChunks
-from lowtide.streaming.engine.clip_chunks import StateBytes, StateStore, unroll
+from lowtide.streaming.clip_plan import ChunkProgramRun, ClipPlan, UnrolledChunks
+from lowtide.streaming.engine.clip_chunks import CarriedStateBytes, CarriedStateStore, unroll
 from lowtide.streaming.engine.placement import Placement, allowed_placements
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings, prepare_stream
@@ -130,7 +130,7 @@ class ClipPlanner:
             BudgetError: It does not fit; the message names the smallest budget that is enough.
         """
         sections = self._sections(together)
-        runs, refusals = list[ChunkRun](), list[BudgetError]()
+        runs, refusals = list[ChunkProgramRun](), list[BudgetError]()
         for section in sections:
             try:
                 runs.append(self._run(section, placement))
@@ -139,7 +139,7 @@ class ClipPlanner:
         if refusals:  # what the largest program needs is enough for all
             raise max(refusals, key=lambda one: one.smallest or 0)
         device = self.alone[0].inputs.first.device
-        store = StateStore(placement, self.dim, device, self.settings.scratch)
+        store = CarriedStateStore(placement, self.dim, device, self.settings.scratch)
         state = self.alone[-1].inputs.tensors[1:] if len(sections) > 1 else ()
         return ClipPlan(tuple(runs), store, sum(one.nbytes for one in state))
 
@@ -154,13 +154,13 @@ class ClipPlanner:
             _Section(1, together, groups, keep_state=True),
         ]
 
-    def _run(self, section: _Section, placement: Placement) -> ChunkRun:
+    def _run(self, section: _Section, placement: Placement) -> ChunkProgramRun:
         """Return the run of a section; raises `BudgetError` as `plan` does."""
         planner = self._planner(section)
-        held = StateBytes(section.chunks, placement, self.result_bytes)
+        held = CarriedStateBytes(section.chunks, placement, self.result_bytes)
         settings = replace(self.settings, certified=False, held=held)
         prepared = prepare_stream(planner.module, planner.inputs, settings, planner)
-        return ChunkRun(section.chunks, section.times, planner.module, prepared)
+        return ChunkProgramRun(section.chunks, section.times, planner.module, prepared)
 
     def _planner(self, section: _Section) -> StreamPlanner:
         """Return the planner of a section's program, the same for all places of the state."""

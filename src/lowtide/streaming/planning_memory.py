@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 
 from lowtide.core.units import MIB, format_bytes
-from lowtide.streaming.capture.graph import Graph
+from lowtide.streaming.capture.graph import OperatorGraph
 
 # The graph, compiled kernels and the buffers of libraries, by operator: 110 to 290 KiB on networks
 # of 38 to 300 operators, with PyTorch 2.15.
@@ -18,7 +18,7 @@ _OPERATOR_BYTES = MIB // 4
 _MAP_COPIES = 2
 
 
-def kept_bytes(steps: int) -> int:
+def plan_kept_bytes(steps: int) -> int:
     """Return about how many bytes the plan of a program of so many steps leaves in the process.
 
     Libraries, which `lowtide.stream` and `lowtide.fit` load, are not among them.
@@ -26,12 +26,12 @@ def kept_bytes(steps: int) -> int:
     return _OPERATOR_BYTES * steps
 
 
-def whole_run_budget(graph: Graph) -> int:
+def whole_run_budget(graph: OperatorGraph) -> int:
     """Return about how many bytes a whole run of a module of this graph adds to a process."""
     return _MAP_COPIES * whole_run_bytes(graph)
 
 
-def whole_run_bytes(graph: Graph) -> int:
+def whole_run_bytes(graph: OperatorGraph) -> int:
     """Return the bytes of results alive at a time while a module of this graph runs whole."""
     # Constants that rules made of weights have places beyond the nodes.
     owners = dict[int, int]()

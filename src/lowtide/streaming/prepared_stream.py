@@ -12,26 +12,26 @@ from torch import nn
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.heap import trim_heap
 from lowtide.core.scratch import ScratchSpace
-from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.core.signal import RowSink, RowSource, ValueAdapter
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.budget import Budget
-from lowtide.memory.oom import HeapLimit
+from lowtide.memory.oom import HeapLimiter
 from lowtide.memory.process_memory import anonymous_bytes
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.python_place import AttributeKey
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.capture.opaque_module import OpaqueModule
+from lowtide.streaming.capture.opaque_module import OpaqueModuleOp
 from lowtide.streaming.capture.outputs import Repack
-from lowtide.streaming.certificate import Certificate
+from lowtide.streaming.certificate import StreamCertificate
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.placement import PagePlacement, page_factory
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.source_run import FloatAdapter, run_source
+from lowtide.streaming.engine.source_run import IdentityAdapter, run_source
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.pages.page import input_pages
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.stream_planner import HeldBytes, StreamPlanner
-from lowtide.streaming.planning_memory import kept_bytes, warn_beyond, whole_run_budget
+from lowtide.streaming.planning_memory import plan_kept_bytes, warn_beyond, whole_run_budget
 
 _SPILL_LABELS = {"host": " on the host", "disk": " on disk"}
 # Share of the budget for what the heap keeps and libraries allocate in addition to rows. Smaller on
@@ -68,7 +68,7 @@ class PreparedStream:
     layout: StreamLayout
     executor: BandExecutor
     device: torch.device
-    certificate: Certificate | None
+    certificate: StreamCertificate | None
     fingerprint: ModuleFingerprint
     written_attributes: Set[AttributeKey]
     # By shapes of the tensors, for the batches whose images were proven independent.
@@ -89,11 +89,13 @@ class PreparedStream:
         if self.device.type == "cpu":
             trim_heap()  # what planning or another call left would hide what this one adds
             before = anonymous_bytes()
-            limit = HeapLimit(lambda: anonymous_bytes() - before, self.layout.peak_bytes)
+            limit = HeapLimiter(lambda: anonymous_bytes() - before, self.layout.peak_bytes)
             before_step = limit.make_room
         return self.executor.run(pages, inputs.fixed, before_step=before_step)
 
-    def run_source(self, source: Source, sink: Sink, adapter: Adapter | None = None) -> None:
+    def run_source(
+        self, source: RowSource, sink: RowSink, adapter: ValueAdapter | None = None
+    ) -> None:
         """Run a source along its leading axis, band by band, into a sink.
 
         For a module of one input (B, C, N, ...) and one result, streamed along N: the source
@@ -110,7 +112,7 @@ class PreparedStream:
                 hint="stream the module with axis=2",
             )
         channels = program.graph.nodes[program.output].meta.shape[1]
-        given = adapter or FloatAdapter(channels)
+        given = adapter or IdentityAdapter(channels)
         run_source(self.executor, program, source, sink, given, device=self.device)
 
     @property
@@ -136,7 +138,7 @@ class PreparedStream:
     def _planning_title(self) -> str:
         if self.device.type != "cpu":
             return ""
-        return f"; planning leaves about {format_bytes(kept_bytes(len(self.program.steps)))}"
+        return f"; planning leaves about {format_bytes(plan_kept_bytes(len(self.program.steps)))}"
 
     @property
     def _opaque_title(self) -> str:
@@ -144,7 +146,7 @@ class PreparedStream:
         found = [
             f"{node.target.name} (halo {node.target.halo} rows)"
             for node in self.program.graph.nodes
-            if isinstance(node.target, OpaqueModule)
+            if isinstance(node.target, OpaqueModuleOp)
         ]
         return f"; not captured, halo measured: {', '.join(found)}" if found else ""
 
@@ -226,7 +228,7 @@ def _choose_layout(
     """Return the layout within the budget, if there is one beside what planning leaves."""
     device = inputs.first.device
     allowed = _allowed_bytes(settings.budget, device, settings.profile)
-    kept = 0 if planner.budget_bytes is None else kept_bytes(len(planner.program.steps))
+    kept = 0 if planner.budget_bytes is None else plan_kept_bytes(len(planner.program.steps))
     room = _room_for_rows(allowed, device, kept)
     try:
         try:

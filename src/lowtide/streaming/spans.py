@@ -10,7 +10,7 @@ Span = tuple[int, int]
 Spans = list[Span]
 
 
-def union(spans: Iterable[Span]) -> Spans:
+def union_spans(spans: Iterable[Span]) -> Spans:
     """Return the union of the spans; adjacent ones are merged."""
     found: Spans = []
     spans = list(spans)
@@ -43,18 +43,18 @@ def difference(spans: Spans, removed: Spans) -> Spans:
     return found
 
 
-def intersection(left: Spans, right: Spans) -> Spans:
+def intersect_spans(left: Spans, right: Spans) -> Spans:
     """Return the intersection of two sets of rows."""
     return [(max(a, c), min(b, d)) for a, b in left for c, d in right if max(a, c) < min(b, d)]
 
 
 def align_outward(spans: Iterable[Span], grain: int, size: int) -> Spans:
     """Widen spans to multiples of ``grain``, clipped to ``size`` rows."""
-    return union(
+    return union_spans(
         (first // grain * grain, min(size, -(-last // grain) * grain)) for first, last in spans
     )
 
 
-def count(spans: Iterable[Span]) -> int:
+def count_rows(spans: Iterable[Span]) -> int:
     """Return the number of rows in the spans."""
     return sum(last - first for first, last in spans)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.logging import silence_warnings
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec
+from lowtide.streaming.tiles.tile_step import Forward, RunnableNetwork
 
 # What `specialize` does, by whether it captures a graph.
 SPECIALIZING = "compiling", "capturing a CUDA graph"
@@ -34,7 +34,9 @@ def require_cuda_graphs(device: str) -> None:
         raise UsageError(f"{device} has no CUDA graphs: they need an NVIDIA GPU", hint=hint)
 
 
-def specialize(network: NetworkSpec, shape: tuple[int, ...], *, as_graph: bool) -> NetworkSpec:
+def specialize(
+    network: RunnableNetwork, shape: tuple[int, ...], *, as_graph: bool
+) -> RunnableNetwork:
     """Return ``network`` compiled, or as a CUDA graph, for inputs of ``shape`` (B, C, H, W).
 
     Accuracy: exact up to rounding, compared on random values.

@@ -21,7 +21,7 @@ from lowtide.core.errors import ModelError, UsageError, hint_for_name, install_e
 from lowtide.core.units import format_bytes
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models import lowtide_files
-from lowtide.models.build_limits import BuildLimits, TooLargeError
+from lowtide.models.build_limits import BuildLimitsMode, TooLargeError
 from lowtide.models.families import Role, networks
 from lowtide.training.run_config import LossEntry, Optim, RunConfig, Scheduler
 
@@ -109,7 +109,7 @@ def limited_build(section: str) -> Iterator[None]:
     """Refuse a network of ``section`` that takes more memory than there is, by `UsageError`."""
     room = available_host_bytes()
     try:
-        with BuildLimits.of_memory(room):
+        with BuildLimitsMode.of_memory(room):
             yield
     except TooLargeError as error:
         raise UsageError(
@@ -172,7 +172,7 @@ def make_optimizer(
     )
 
 
-def prepare_network(network: nn.Module, *, channels_last: bool) -> None:
+def set_train_layout(network: nn.Module, *, channels_last: bool) -> None:
     """Set memory format and train mode of a network, in place."""
     order = torch.channels_last if channels_last else torch.contiguous_format
     network.to(memory_format=order).train()
@@ -193,7 +193,7 @@ def _forward_in_fp32(kind: type[nn.Module], module: nn.Module, x: Tensor) -> Ten
         return kind.forward(module, x.float())
 
 
-class MovingAverage:
+class EMAModel:
     """Exponential moving average of a network's parameters, kept as a module.
 
     ``module`` is a frozen deep copy in eval mode. Parameters are averaged, buffers are copied.

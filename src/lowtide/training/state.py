@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowtide.core.atomic_file import atomic_output, part_path, sync, write_error
+from lowtide.core.atomic_file import atomic_output, part_path, sync_to_disk, write_error
 from lowtide.core.errors import InputError, OutputError
 from lowtide.memory.oom import is_out_of_memory
 
@@ -61,7 +61,7 @@ def save_state(folder: Path, state: TrainState) -> Path:
             unfinished.unlink()
         with atomic_output(path) as part:
             torch.save(vars(state), part)
-        sync(folder)  # or after a power cut a removed state may be back and this one lost
+        sync_to_disk(folder)  # or after a power cut a removed state may be back and this one lost
         found = _list_states(folder)
         position = found.index(path) + 1
         # States of later steps are damaged, or this run would have resumed from them.

@@ -13,23 +13,23 @@ from lowtide.training.run_config import Optim
 from lowtide.training.state import FileFacts
 
 if TYPE_CHECKING:
-    from lowtide.training.train_step import TrainedNetwork
+    from lowtide.training.train_step import TrainableNetwork
 
 Batch = tuple[Tensor, ...]
 """Tensors of any rank with the same first dimension B, by which they are split alike."""
 
 
-class Term(NamedTuple):
+class LossTerm(NamedTuple):
     """A scalar loss, which is logged as it is, and its weight in the sum to minimize."""
 
     loss: Tensor
     weight: float = 1.0
 
 
-class Losses(NamedTuple):
+class ObjectiveLosses(NamedTuple):
     """Losses of one pass by name, and results for the objectives after it."""
 
-    terms: dict[str, Term]
+    terms: dict[str, LossTerm]
     results: Batch = ()
 
 
@@ -48,7 +48,9 @@ class Objective(nn.Module):
     trains: tuple[str, ...]
     start_iter: int = 0
 
-    def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
+    def forward(
+        self, networks: Mapping[str, TrainableNetwork], batch: Batch, step: int
+    ) -> ObjectiveLosses:
         """Return the losses of ``batch`` in ``step``, scalars that are means over B.
 
         Random numbers belong into the batch: drawn here, they would depend on its split.
@@ -56,8 +58,8 @@ class Objective(nn.Module):
         raise NotImplementedError
 
 
-class Data(Protocol):
-    """Source of batches that are a function of the step; `Batches` is one.
+class BatchSource(Protocol):
+    """Source of batches that are a function of the step; `BatchLoader` is one.
 
     ``skipped`` maps files that could not be used to the reason.
     """
@@ -99,7 +101,7 @@ class Validator(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class TrainTask:
     """Networks, objectives and data of a training.
 
     ``networks`` and ``optims`` have the same names. The first network is the result: it is
@@ -112,7 +114,7 @@ class Task:
     networks: Mapping[str, nn.Module]
     optims: Mapping[str, Optim]
     objectives: Sequence[Objective]
-    data: Data
+    data: BatchSource
     save: Callable[[Path, nn.Module], Path]
     make_validator: Callable[[Path, str], Validator | None] | None = None
     files: Mapping[str, FileFacts] = field(default_factory=dict)

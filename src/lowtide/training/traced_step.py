@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from lowtide.memory.tracing.steps import Observer, init_optimizer_state, optimizer_state
 from lowtide.training.run_config import Optim, RunConfig
-from lowtide.training.setup import MovingAverage, keep_in_fp32, make_optimizer, prepare_network
-from lowtide.training.task import Batch, Objective, Task
-from lowtide.training.train_step import TrainedNetwork, TrainStep
+from lowtide.training.setup import EMAModel, keep_in_fp32, make_optimizer, set_train_layout
+from lowtide.training.task import Batch, Objective, TrainTask
+from lowtide.training.train_step import TrainableNetwork, TrainStep
 
 # Micro-batches that are traced: from the second on, the gradients of the first exist already.
 TRACED_MICRO_BATCHES = 2
@@ -23,10 +23,10 @@ TRACED_MICRO_BATCHES = 2
 class TaskModules(nn.Module):
     """Module with all networks of a task and of its objectives."""
 
-    def __init__(self, config: RunConfig, task: Task) -> None:
+    def __init__(self, config: RunConfig, task: TrainTask) -> None:
         super().__init__()
         for network in task.networks.values():
-            prepare_network(network, channels_last=config.channels_last)
+            set_train_layout(network, channels_last=config.channels_last)
         self.networks = nn.ModuleDict(dict(task.networks))
         self.objectives = nn.ModuleList(task.objectives)
 
@@ -54,7 +54,7 @@ class TracedTrainStep:
         """Return a function that runs one step; the optimizer state is allocated already."""
         train = self.config.train
         first = next(iter(model.networks.values()))
-        average = MovingAverage(first)
+        average = EMAModel(first)
         networks = {
             name: self._trained_network(network, self.optims[name])
             for name, network in model.networks.items()
@@ -86,7 +86,7 @@ class TracedTrainStep:
 
         return run
 
-    def _trained_network(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
+    def _trained_network(self, network: nn.Module, optim: Optim) -> TrainableNetwork:
         keep_in_fp32(network)
         weights = list(network.parameters())
         optimizer = make_optimizer(optim, weights, foreach=self.foreach)
@@ -98,7 +98,7 @@ class TracedTrainStep:
                 result = network(*args, **kwargs)
             return result.float() if isinstance(result, Tensor) else result
 
-        return TrainedNetwork(network, optimizer, call)
+        return TrainableNetwork(network, optimizer, call)
 
 
 def _marked_backward(observer: Observer) -> Callable[[Tensor], None]:

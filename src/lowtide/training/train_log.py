@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.core.atomic_file import (
-    append,
+    append_synced,
     atomic_output,
     open_for_append,
     remove_part_files,
@@ -46,7 +46,7 @@ class TrainLog:
     def add(self, step: int, values: dict[str, Any]) -> None:
         """Append a row, at once on disk; if `OutputError` is raised, nothing of it is."""
         try:
-            append(self._file, json.dumps({"step": step, **values}) + "\n")
+            append_synced(self._file, json.dumps({"step": step, **values}) + "\n")
             if self._tensorboard is not None:
                 for name, value in values.items():
                     if isinstance(value, int | float):

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.attention.patch import Use, use
+from lowtide.attention.patch import RoutedAttention, use
 from lowtide.core.errors import NotFiniteError, OutOfMemoryError, UsageError
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 from lowtide.training.distributed import SINGLE_PROCESS, ProcessGroup
-from lowtide.training.task import Batch, Objective, Term
+from lowtide.training.task import Batch, LossTerm, Objective
 
 # Steps by which each weight must have had a gradient: some have none until others leave 0, as what
 # embeds a noise level does until three layers after it have.
@@ -30,7 +30,7 @@ _NOT_FINITE_HINT = "try a lower learning rate, train.grad_clip, or precision: fp
 
 
 @dataclass
-class TrainedNetwork:
+class TrainableNetwork:
     """Network with its optimizer, and the forward function that objectives call.
 
     ``forward`` runs the network, plain or wrapped (autocast, `torch.compile`).
@@ -107,7 +107,7 @@ class TrainStep:
     share, and gradients are summed over the ``process_group``.
     """
 
-    networks: Mapping[str, TrainedNetwork]
+    networks: Mapping[str, TrainableNetwork]
     objectives: Sequence[Objective]
     backward: Callable[[Tensor], None]
     checkpointing: Checkpointing = "none"
@@ -119,7 +119,7 @@ class TrainStep:
         """Accumulate gradients of one batch; return the mean of each unweighted loss.
 
         Raises `NotFiniteError` naming a loss that is not finite, and as
-        `TrainedNetwork.check_gradients`.
+        `TrainableNetwork.check_gradients`.
         """
         mean_losses: dict[str, float] = {}
         objectives = [one for one in self.objectives if step >= one.start_iter]
@@ -150,7 +150,7 @@ class TrainStep:
                 batch = (*batch, *(one.detach() for one in results))
         return values
 
-    def _loss_values(self, terms: Mapping[str, Term], step: int) -> dict[str, float]:
+    def _loss_values(self, terms: Mapping[str, LossTerm], step: int) -> dict[str, float]:
         if not self.read_values:
             return {}
         values = {name: term.loss.item() for name, term in terms.items()}
@@ -192,7 +192,7 @@ class RetryingTrainStep:
     ) -> None:
         self._step, self._device, self._warn, self._hint = step, device, warn, hint
         # Of each network, once it is tried.
-        self._attention: list[Use] | None = [] if is_compiled else None
+        self._attention: list[RoutedAttention] | None = [] if is_compiled else None
         # Numbers of the buffers that steps write; None before the first. Compiled ones do not tell.
         self._written: set[int] | None = None
         self._is_compiled = is_compiled
@@ -267,7 +267,7 @@ class RetryingTrainStep:
         except UsageError:
             return False
 
-    def _changes(self, before: TrainStep, routed: list[Use] | None) -> list[str]:
+    def _changes(self, before: TrainStep, routed: list[RoutedAttention] | None) -> list[str]:
         """Name what is not as it was ``before``; attention is undone where there is none."""
         step, names = self._step, []
         if step.checkpointing != before.checkpointing:

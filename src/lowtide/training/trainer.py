@@ -1,4 +1,4 @@
-"""Training loop of any `Task`, with EMA, checkpoints and logs."""
+"""Training loop of any `TrainTask`, with EMA, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lowtide.core.errors import (
     UsageError,
     describe_changes,
 )
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import Optim, RunConfig
 from lowtide.training.setup import (
-    MovingAverage,
+    EMAModel,
     ema_decay,
     keep_in_fp32,
     lr_factor,
     make_accelerator,
     make_optimizer,
-    prepare_network,
+    set_train_layout,
 )
 from lowtide.training.state import (
     FileFacts,
@@ -40,13 +40,13 @@ from lowtide.training.state import (
     rewritten_files,
     save_state,
 )
-from lowtide.training.task import Batch, Task, Validator
+from lowtide.training.task import Batch, TrainTask, Validator
 from lowtide.training.train_log import TrainLog
-from lowtide.training.train_step import RetryingTrainStep, TrainedNetwork, TrainStep
+from lowtide.training.train_step import RetryingTrainStep, TrainableNetwork, TrainStep
 
 
 @dataclass
-class StepEvent:
+class TrainStepEvent:
     """Progress report of a finished step.
 
     ``seconds`` is the time since the loop started.
@@ -59,7 +59,7 @@ class StepEvent:
 
 
 class Trainer:
-    """Training of a `Task` by a `RunConfig`, resumable exactly.
+    """Training of a `TrainTask` by a `RunConfig`, resumable exactly.
 
     `resume` restores the newest intact state in ``folder``; the losses are then those of a run
     that was never stopped. ``warnings`` has a sentence for each thing that was not as expected,
@@ -80,7 +80,7 @@ class Trainer:
         self,
         config: RunConfig,
         folder: Path,
-        task: Task,
+        task: TrainTask,
         *,
         micro_batches: int = 1,
         device: str = "cpu",
@@ -90,8 +90,8 @@ class Trainer:
         self._accelerator = make_accelerator(config, device)
         self._process_group = ProcessGroup.from_environment()
         for network in task.networks.values():
-            prepare_network(network, channels_last=config.channels_last)
-        self._ema = MovingAverage(next(iter(task.networks.values())))
+            set_train_layout(network, channels_last=config.channels_last)
+        self._ema = EMAModel(next(iter(task.networks.values())))
         self._ema.module.to(self._accelerator.device)
         self._networks = {
             name: self._prepare_network(network, task.optims[name])
@@ -119,7 +119,7 @@ class Trainer:
         self._on_warning = on_warning
         self.scores: dict[str, float] = {}
 
-    def _prepare_network(self, network: nn.Module, optim: Optim) -> TrainedNetwork:
+    def _prepare_network(self, network: nn.Module, optim: Optim) -> TrainableNetwork:
         keep_in_fp32(network)
         optimizer = make_optimizer(optim, network.parameters())
         # evaluation_mode avoids the DistributedDataParallel wrapper: `TrainStep` sums gradients.
@@ -127,7 +127,7 @@ class Trainer:
         optimizer = self._accelerator.prepare_optimizer(optimizer)
         call = torch.compile(wrapped) if self.config.train.compile else wrapped
         scaled = self._accelerator.scaler is not None
-        return TrainedNetwork(self._accelerator.unwrap_model(wrapped), optimizer, call, scaled)
+        return TrainableNetwork(self._accelerator.unwrap_model(wrapped), optimizer, call, scaled)
 
     @property
     def ema_network(self) -> nn.Module:
@@ -215,7 +215,7 @@ class Trainer:
         self,
         validate: Validator | None = None,
         *,
-        on_step: Callable[[StepEvent], None] | None = None,
+        on_step: Callable[[TrainStepEvent], None] | None = None,
         cancel: Cancel = None,
     ) -> None:
         """Train to the last step of the configuration, or until nothing is gained any more.
@@ -249,7 +249,7 @@ class Trainer:
                 losses = self._run_step(batch)
                 done = self.completed_steps
                 if on_step is not None:
-                    on_step(StepEvent(done, total, losses, time.perf_counter() - started))
+                    on_step(TrainStepEvent(done, total, losses, time.perf_counter() - started))
                 if log is not None:
                     self._log_and_save(log, validate)
                 if self._has_ended():
@@ -386,7 +386,7 @@ class Trainer:
         """Stop all processes after the same step if one is cancelled."""
         error: Cancelled | None = None
         try:
-            check_cancel(cancel)
+            raise_if_cancelled(cancel)
         except Cancelled as found:
             error = found
         if self._process_group.any(error is not None, self._accelerator.device):

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from lowtide.media.video.color import PlaneRows, rgb_rows
+from lowtide.media.video.color import PlaneBuilder, rgb_rows
 from lowtide.media.video.picture_format import ColorTags, PictureFormat
 
 BT_601, BT_709, BT_2020 = 6, 1, 9
@@ -34,7 +34,7 @@ def tagged(matrix: int, full: bool) -> ColorTags:
 
 
 def written(format: PictureFormat, rgb: np.ndarray, high: int = 0) -> list[np.ndarray]:
-    rows, high = PlaneRows(format), high or format.height
+    rows, high = PlaneBuilder(format), high or format.height
     for first in range(0, format.height, high):
         rows.write(first, rgb[first : first + high])
     return rows.planes
@@ -190,7 +190,7 @@ def test_only_the_rows_asked_for_are_held():
     try:
         rgb_rows(planes, format, 2000, 2016)
         assert tracemalloc.get_traced_memory()[1] < 12 * 16 * 256 * 4
-        rows = PlaneRows(format)
+        rows = PlaneBuilder(format)
         held = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         band = np.zeros((16, 256, 3), np.float32)
@@ -203,7 +203,7 @@ def test_only_the_rows_asked_for_are_held():
 
 def test_rows_come_in_order_and_all_of_them():
     format = PictureFormat(8, 8, "yuv420p")
-    rows, band = PlaneRows(format), np.zeros((4, 8, 3), np.float32)
+    rows, band = PlaneBuilder(format), np.zeros((4, 8, 3), np.float32)
     rows.write(0, band)
     for first, values in ((0, band), (5, band), (4, band[:, :7]), (4, np.zeros((5, 8, 3)))):
         with pytest.raises(ValueError, match="row 4 of 8×8 is next"):

@@ -13,10 +13,15 @@ import numpy as np
 import pytest
 
 from lowtide import OutputError, UsageError
-from lowtide.media.video.encoder_settings import CODECS, EncoderSettings, held_format
-from lowtide.media.video.picture_format import ColorTags, PictureFormat, format_of, planes_of
+from lowtide.media.video.encoder_settings import CODECS, VideoEncoderSettings, held_format
+from lowtide.media.video.picture_format import (
+    ColorTags,
+    PictureFormat,
+    frame_planes,
+    picture_format_of,
+)
 from lowtide.media.video.side_data import Hdr10Light, light_of
-from lowtide.media.video.video_encoder import SegmentEncoder
+from lowtide.media.video.video_encoder import VideoSegmentEncoder
 from lowtide.media.video.video_facts import chroma_location
 
 TICK = Fraction(1, 90_000)
@@ -44,14 +49,14 @@ def pictures(format: PictureFormat, count: int = len(STAMPS)) -> list[list[np.nd
 
 def encode(
     path: Path,
-    settings: EncoderSettings,
+    settings: VideoEncoderSettings,
     format: PictureFormat,
     count: int = len(STAMPS),
     **options,
 ) -> list[list[np.ndarray]]:
     frames, last = pictures(format, count), STAMPS[-1]
     stamps = [*STAMPS, *range(last + 3600, last + 3600 * count, 3600)][:count]
-    encoder = SegmentEncoder(path, settings, format, time_base=TICK, **options)
+    encoder = VideoSegmentEncoder(path, settings, format, time_base=TICK, **options)
     for planes, stamp in zip(frames, stamps, strict=True):
         encoder.write(planes, stamp)
     encoder.close()
@@ -80,11 +85,11 @@ def location(path: Path) -> int:
 _ENCODE = """
 import sys
 from pathlib import Path
-from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.media.video.encoder_settings import VideoEncoderSettings, held_format
 from lowtide.media.video.picture_format import PictureFormat
 import test_video_encoder
 
-settings = EncoderSettings(sys.argv[2])
+settings = VideoEncoderSettings(sys.argv[2])
 format, _ = held_format(settings, PictureFormat(192, 128, "yuv420p"))
 test_video_encoder.encode(Path(sys.argv[1]), settings, format, count=12)
 """
@@ -106,7 +111,7 @@ def test_packets_do_not_depend_on_what_was_in_memory(codec, tmp_path):
 @pytest.mark.parametrize("codec", CODECS)
 def test_frames_come_back_with_their_stamps_and_tags(codec, tmp_path):
     """Reports video2x 1488 and REAL-Video-Enhancer 36: evened stamps, washed-out HDR."""
-    settings, path = EncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
+    settings, path = VideoEncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
     source = PictureFormat(64, 48, "yuv420p10le", HDR, 3)
     format, notes = held_format(settings, source, LIGHT)
     lost = [f"{codec} has no place for the light levels of HDR10: left out"]
@@ -125,9 +130,9 @@ def test_frames_come_back_with_their_stamps_and_tags(codec, tmp_path):
         round(stamp * TICK / unit) for stamp in STAMPS
     ]
     for frame, planes in zip(frames, written, strict=True):
-        found = format_of(frame)
+        found = picture_format_of(frame)
         assert (found.name, found.tags) == (format.name, HDR)
-        for plane, other in zip(planes_of(frame, format), planes, strict=True):
+        for plane, other in zip(frame_planes(frame, format), planes, strict=True):
             difference = np.abs(plane.astype(int) - other)
             assert np.median(difference) <= (0 if codec == "ffv1" else 24)
     if path.suffix != ".mkv":  # which keeps it for a whole file only
@@ -140,11 +145,11 @@ def test_frames_come_back_with_their_stamps_and_tags(codec, tmp_path):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_untagged_frames_stay_untagged(codec, tmp_path):
-    settings, path = EncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
+    settings, path = VideoEncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
     format, _ = held_format(settings, PictureFormat(64, 48, "yuv420p"))
     encode(path, settings, format)
     first = decode(path)[0]
-    tags = format_of(first).tags
+    tags = picture_format_of(first).tags
     assert (tags.primaries, tags.transfer, tags.matrix) == (2, 2, 2)
     assert not tags.full_range  # some encoders write limited, which is what untagged means
     assert light_of(first) is None
@@ -153,11 +158,11 @@ def test_untagged_frames_stay_untagged(codec, tmp_path):
 
 @pytest.mark.parametrize("codec", ["x264", "x265", "svtav1", "ffv1"])
 def test_full_range_is_tagged(codec, tmp_path):
-    settings, path = EncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
+    settings, path = VideoEncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
     format, notes = held_format(settings, PictureFormat(64, 48, "yuvj420p", ColorTags(5, 6, 5)))
     assert (format.name, format.full_range_used, notes) == ("yuv420p", True, [])
     encode(path, settings, format)
-    assert format_of(decode(path)[0]).tags == ColorTags(5, 6, 5, True)
+    assert picture_format_of(decode(path)[0]).tags == ColorTags(5, 6, 5, True)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +175,7 @@ def test_full_range_is_tagged(codec, tmp_path):
     ],
 )
 def test_every_kind_of_samples_is_held_as_it_is(codec, name, tmp_path):
-    settings, path = EncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
+    settings, path = VideoEncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
     format, notes = held_format(settings, PictureFormat(64, 48, name))
     assert (format.name, notes) == (name, [])
     written = encode(path, settings, format)
@@ -179,21 +184,21 @@ def test_every_kind_of_samples_is_held_as_it_is(codec, name, tmp_path):
     assert [frame.format.name for frame in frames] == [shown] * len(STAMPS)
     if codec == "ffv1":
         for frame, planes in zip(frames, written, strict=True):
-            found = planes_of(frame, format_of(frame))
+            found = frame_planes(frame, picture_format_of(frame))
             assert all(np.array_equal(a, b) for a, b in zip(found, planes, strict=True))
 
 
 def test_gray_keeps_its_range_where_it_is_read_as_color(tmp_path):
-    format, _ = held_format(EncoderSettings("x264"), PictureFormat(64, 48, "gray"))
-    encode(tmp_path / "gray.mp4", EncoderSettings("x264"), format)
-    found = format_of(decode(tmp_path / "gray.mp4")[0])
+    format, _ = held_format(VideoEncoderSettings("x264"), PictureFormat(64, 48, "gray"))
+    encode(tmp_path / "gray.mp4", VideoEncoderSettings("x264"), format)
+    found = picture_format_of(decode(tmp_path / "gray.mp4")[0])
     assert found.kind == "yuv"  # as FFmpeg decodes gray H.264
     assert found.full_range_used
 
 
 def test_the_nearest_format_is_named():
     def held(codec: str, name: str, preset: str | None = None) -> tuple[str, list[str]]:
-        settings = EncoderSettings(codec, preset=preset)
+        settings = VideoEncoderSettings(codec, preset=preset)
         format, notes = held_format(settings, PictureFormat(64, 48, name))
         return format.name, notes
 
@@ -214,25 +219,25 @@ def test_the_nearest_format_is_named():
 
 def test_rgb_becomes_luma_and_chroma_with_their_tags():
     source = PictureFormat(64, 48, "gbrp", ColorTags(1, 13, 0, None))
-    format, notes = held_format(EncoderSettings("x264"), source)
+    format, notes = held_format(VideoEncoderSettings("x264"), source)
     assert format.tags == ColorTags(1, 13, 1, False)
     assert notes[1:] == ["RGB is converted to luma and chroma by BT.709"]
 
 
 def test_what_a_codec_cannot_tag_is_converted():
-    format, notes = held_format(EncoderSettings("prores"), PictureFormat(8, 8, "yuvj444p"))
+    format, notes = held_format(VideoEncoderSettings("prores"), PictureFormat(8, 8, "yuvj444p"))
     assert format.tags.full_range is False
     assert "prores has no full range: limited range is written" in notes
     source = PictureFormat(8, 8, "yuv420p", chroma_location=2)
-    format, notes = held_format(EncoderSettings("svtav1"), source)
+    format, notes = held_format(VideoEncoderSettings("svtav1"), source)
     assert (format.chroma_location, len(notes)) == (1, 1)
 
 
 @pytest.mark.parametrize("width", [24, 48])
 def test_pictures_that_x265_would_corrupt_memory_for_are_refused(width):
     with pytest.raises(UsageError, match="x265 holds pictures of 56 or more samples across"):
-        held_format(EncoderSettings("x265"), PictureFormat(width, 96, "yuv420p"))
-    held_format(EncoderSettings("x265"), PictureFormat(56, 32, "yuv420p"))
+        held_format(VideoEncoderSettings("x265"), PictureFormat(width, 96, "yuv420p"))
+    held_format(VideoEncoderSettings("x265"), PictureFormat(56, 32, "yuv420p"))
 
 
 def test_settings_are_those_of_the_codec():
@@ -245,7 +250,7 @@ def test_settings_are_those_of_the_codec():
         (dict(codec="svtav1", preset="medium"), "no preset 'medium'", "--preset 0|1|2"),
     ):
         with pytest.raises(UsageError, match=words) as caught:
-            EncoderSettings(**settings)
+            VideoEncoderSettings(**settings)
         assert hint in (caught.value.hint or "")
 
 
@@ -260,7 +265,7 @@ def test_quality_and_preset_change_the_file(tmp_path):
         ("svtav1", 63, "12"),
     ):
         path = tmp_path / "clip.mp4"
-        encode(path, EncoderSettings(codec, quality, preset), format)
+        encode(path, VideoEncoderSettings(codec, quality, preset), format)
         sizes[codec, quality, preset] = sum(map(len, packets(path)))
     assert len(set(sizes.values())) == len(sizes)
     assert sizes["x264", 0, None] > sizes["x264", None, None] > sizes["x264", 40, None]
@@ -269,7 +274,7 @@ def test_quality_and_preset_change_the_file(tmp_path):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_same_frames_make_the_same_packets(codec, tmp_path):
-    settings = EncoderSettings(codec)
+    settings = VideoEncoderSettings(codec)
     format, _ = held_format(settings, PictureFormat(128, 96, "yuv420p"))
     paths = [tmp_path / f"{name}{SUFFIXES[codec]}" for name in "ab"]
     for path in paths:
@@ -287,7 +292,7 @@ def test_odd_sizes_are_written_or_refused_beforehand(codec, tmp_path):
         ("yuv420p", 2, 2),
         ("yuv420p", 1, 1),
     ):
-        settings, path = EncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
+        settings, path = VideoEncoderSettings(codec), tmp_path / f"clip{SUFFIXES[codec]}"
         try:
             format, _ = held_format(settings, PictureFormat(width, height, name))
         except UsageError as error:
@@ -301,7 +306,7 @@ def test_odd_sizes_are_written_or_refused_beforehand(codec, tmp_path):
 
 
 def test_a_full_disk_and_a_missing_folder_leave_nothing(tmp_path):
-    format, settings = PictureFormat(640, 480, "yuv420p"), EncoderSettings("ffv1")
+    format, settings = PictureFormat(640, 480, "yuv420p"), VideoEncoderSettings("ffv1")
     with pytest.raises(OutputError, match="clip"):
         encode(tmp_path / "missing" / "clip.mkv", settings, format)
     full = tmp_path / "clip.mkv"
@@ -318,9 +323,12 @@ def test_what_the_container_or_the_encoder_refuses_leaves_nothing(tmp_path):
         (tmp_path / "clip.mp4", "x264", "yuv420p12le"),  # a format that `held_format` changes
     ):
         with pytest.raises(OutputError, match=f"64×48 frames of {name} cannot be written"):
-            encode(path, EncoderSettings(codec), PictureFormat(64, 48, name))
-    encoder = SegmentEncoder(
-        tmp_path / "clip.mkv", EncoderSettings(), PictureFormat(64, 48, "yuv420p"), time_base=TICK
+            encode(path, VideoEncoderSettings(codec), PictureFormat(64, 48, name))
+    encoder = VideoSegmentEncoder(
+        tmp_path / "clip.mkv",
+        VideoEncoderSettings(),
+        PictureFormat(64, 48, "yuv420p"),
+        time_base=TICK,
     )
     encoder.write(pictures(PictureFormat(64, 48, "yuv420p"))[0], 0)
     encoder.abort()
@@ -333,16 +341,17 @@ import resource, sys
 from fractions import Fraction
 from pathlib import Path
 from lowtide import OutputError
-from lowtide.media.video.encoder_settings import EncoderSettings
+from lowtide.media.video.encoder_settings import VideoEncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.opened_video import load_av
-from lowtide.media.video.video_encoder import SegmentEncoder
+from lowtide.media.video.video_encoder import VideoSegmentEncoder
 load_av()
 used = int(open("/proc/self/status").read().split("VmSize:")[1].split()[0]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20), resource.RLIM_INFINITY))
 format = PictureFormat(1920, 1080, "yuv420p")
 try:
-    SegmentEncoder(Path(sys.argv[1]), EncoderSettings("x264"), format, time_base=Fraction(1, 25))
+    settings = VideoEncoderSettings("x264")
+    VideoSegmentEncoder(Path(sys.argv[1]), settings, format, time_base=Fraction(1, 25))
 except OutputError as error:
     print(error.hint)
 """

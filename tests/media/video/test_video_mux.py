@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lowtide import Cancelled, OutputError
-from lowtide.media.video.mux import check_output, join
+from lowtide.media.video.mux import join_segments, verify_output_frames
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.video_facts import is_mirrored
 from support.video_clips import Clip, Sound, Text, full_mkv, picture_bytes
@@ -30,7 +30,7 @@ def film(tmp_path_factory) -> Path:
 def test_matroska_keeps_all_of_matroska(film, tmp_path):
     """Report video2x 174: fonts and chapters were lost."""
     plan, joined = enlarge(film, tmp_path / "out.mkv", codec="x265")
-    check_output(joined)
+    verify_output_frames(joined)
     before, after = Contents(film), Contents(joined.path)
     assert after.frames == before.frames
     assert after.sounds == before.sounds
@@ -47,7 +47,7 @@ def test_matroska_keeps_all_of_matroska(film, tmp_path):
 def test_mp4_takes_plain_subtitles_converted_and_says_what_it_cannot(film, tmp_path):
     """Report video2x 1320: styled subtitles and fonts made the whole output fail."""
     plan, joined = enlarge(film, tmp_path / "out.mp4")
-    check_output(joined)
+    verify_output_frames(joined)
     words = [str(stream) for stream in plan.streams]
     assert words[2] == (
         "subtitle 2 (subrip, eng): converted into mov_text: MP4 files hold no subrip"
@@ -75,7 +75,7 @@ def test_mp4_takes_plain_subtitles_converted_and_says_what_it_cannot(film, tmp_p
 def test_subtitles_of_mp4_become_srt_in_matroska(tmp_path):
     source = Clip(texts=(Text("mov_text", title="Text"),)).write(tmp_path / "in.mp4")
     plan, joined = enlarge(source, tmp_path / "out.mkv")
-    check_output(joined)
+    verify_output_frames(joined)
     assert plan.streams[1].into == "subrip"
     after = Contents(joined.path)
     assert after.streams == [("subtitle", "eng", "Text")]
@@ -91,7 +91,7 @@ def test_lines_shown_together_stay_so_in_mp4(tmp_path):
     lines = ((100, 400, "A"), (200, 200, "B"), (200, 500, "C"), (700, 100, "D"))
     source = Clip(texts=(Text(lines=lines),)).write(tmp_path / "in.mkv")
     _, joined = enlarge(source, tmp_path / "out.mp4")
-    check_output(joined)
+    verify_output_frames(joined)
     (texts,) = Contents(joined.path).texts
     shown = [(int(at * 1000), int((at + long) * 1000), data[2:]) for data, at, long in texts]
     assert shown == [
@@ -102,7 +102,7 @@ def test_lines_shown_together_stay_so_in_mp4(tmp_path):
         (700, 800, b"D"),
     ]
     _, joined = enlarge(source, tmp_path / "out.mkv")
-    check_output(joined)
+    verify_output_frames(joined)
     assert Contents(joined.path).texts == Contents(source).texts
     assert joined.notes == ()
 
@@ -111,7 +111,7 @@ def test_lines_shown_together_stay_so_in_mp4(tmp_path):
 def test_players_turn_the_output_as_the_source(tmp_path, ending, rotation):
     source = Clip(frames=3, rotation=rotation).write(tmp_path / "in.mp4")
     _, joined = enlarge(source, tmp_path / f"out.{ending}", pixel_aspect=Fraction(4, 3))
-    check_output(joined)
+    verify_output_frames(joined)
     frame = decode(joined.path)[0]
     assert frame.rotation == decode(source)[0].rotation
     assert not is_mirrored(frame)
@@ -134,7 +134,7 @@ def test_sound_keeps_the_time_before_and_after_the_picture(tmp_path):
         tmp_path / "in.mp4"
     )
     _, joined = enlarge(source, tmp_path / "out.mp4")
-    check_output(joined)
+    verify_output_frames(joined)
     before, after = Contents(source), Contents(joined.path)
     assert before.frames[0] == Fraction(1, 5)
     assert after.frames == before.frames
@@ -147,7 +147,7 @@ def test_frames_that_players_hide_stay_out_and_sound_stays_in_time(tmp_path):
     stamps = range(-1024, 9216, 512)
     source = Clip(stamps=stamps, sounds=(Sound(start=-0.08),)).write(tmp_path / "in.mp4")
     _, joined = enlarge(source, tmp_path / "out.mp4")
-    check_output(joined)
+    verify_output_frames(joined)
     before, after = Contents(source), Contents(joined.path)
     assert len(after.frames) == 18
     assert after.frames == before.frames
@@ -159,14 +159,14 @@ def test_frames_that_players_hide_stay_out_and_sound_stays_in_time(tmp_path):
 def test_pictures_before_zero_are_moved_and_all_are_shown(tmp_path, ending):
     frames = decode(Clip(frames=6).write(tmp_path / "in.mp4"))
     target = tmp_path / f"out.{ending}"
-    joined = join(
+    joined = join_segments(
         plan_streams(None, target, codec="h264"),
         encode_segments(frames, tmp_path / "work"),
         target,
         stamps=np.arange(-2, 4) * 512,
         time_base=Fraction(1, 12800),
     )
-    check_output(joined)
+    verify_output_frames(joined)
     assert joined.shift == Fraction(2, 25)
     assert Contents(target).frames == [Fraction(place, 25) for place in range(6)]
 
@@ -181,7 +181,7 @@ def test_cover_art_is_no_second_picture(tmp_path, first, second, kind):
     clip = Clip(frames=3, cover=cover).write(tmp_path / "in.mp4")
     source = clip if first == "mp4" else enlarge(clip, tmp_path / "in.mkv")[1].path
     _, joined = enlarge(source, tmp_path / f"out.{second}")
-    check_output(joined)
+    verify_output_frames(joined)
     after = Contents(joined.path)
     assert len(after.frames) == 3
     assert [[data for data, _, _ in packets] for packets in after.covers] == [[cover]]
@@ -192,7 +192,7 @@ def test_a_phones_data_are_left_out_and_named(tmp_path):
     clip = Clip(data=True, sounds=(Sound(),), rotation=90)
     source = clip.write(tmp_path / "in.mp4")
     plan, joined = enlarge(source, tmp_path / "out.mp4")
-    check_output(joined)
+    verify_output_frames(joined)
     assert [s.action for s in plan.streams] == ["enlarged", "copied", "dropped"]
     assert "data 2 (bin_data, und): dropped" in str(plan.streams[2])
     assert Contents(joined.path).sounds == Contents(source).sounds
@@ -202,7 +202,7 @@ def test_a_phones_data_are_left_out_and_named(tmp_path):
 def test_a_timecode_is_kept(tmp_path, ending):
     source = Clip(frames=5, picture_tags={"timecode": "01:00:00:00"}).write(tmp_path / "in.mov")
     plan, joined = enlarge(source, tmp_path / f"out.{ending}")
-    check_output(joined)
+    verify_output_frames(joined)
     tags = {key.lower(): text for key, text in Contents(joined.path).picture_metadata.items()}
     assert tags["timecode"] == "01:00:00:00"
     assert "a timecode, kept as the picture's tag" in plan.streams[1].reason
@@ -218,7 +218,7 @@ def test_a_broadcast_begins_at_zero(tmp_path, ending):
     ).write(tmp_path / "in.ts", mpegts_copyts="1")
     before = Contents(source)
     plan, joined = enlarge(source, tmp_path / f"out.{ending}")
-    check_output(joined)
+    verify_output_frames(joined)
     assert before.frames[0] >= 10
     assert "10.000 s earlier: broadcasts begin at any time" in plan.notes[0]
     after = Contents(joined.path)
@@ -237,7 +237,7 @@ def test_a_part_begins_at_zero_with_its_own_sound(film, tmp_path, ending):
         frames=slice(5, 15),
         last_duration=int((end - before.frames[14]) / TICK),
     )
-    check_output(joined)
+    verify_output_frames(joined)
     after = Contents(joined.path)
     assert after.frames == [at - first for at in before.frames[5:15]]
     due = [(data, at - first) for data, at, _ in before.sounds[0] if first <= at < end]
@@ -256,7 +256,7 @@ def test_an_old_avi_file_keeps_its_sound(tmp_path, ending):
         codec="mpeg4", time_base=Fraction(1, 25), sounds=(Sound(codec="libmp3lame"),)
     ).write(tmp_path / "in.avi")
     _, joined = enlarge(source, tmp_path / f"out.{ending}")
-    check_output(joined)
+    verify_output_frames(joined)
     before, after = Contents(source), Contents(joined.path)
     assert after.frames == before.frames
     assert [[p[:2] for p in s] for s in after.sounds] == [[p[:2] for p in s] for s in before.sounds]
@@ -281,7 +281,9 @@ def test_names_that_look_like_addresses_are_files(tmp_path, monkeypatch):
     plan = plan_streams(source, target, codec="h264")
     paths = encode_segments(frames, tmp_path / "work")
     stamps = np.array([frame.pts for frame in frames])
-    check_output(join(plan, paths, target, stamps=stamps, time_base=frames[0].time_base))
+    verify_output_frames(
+        join_segments(plan, paths, target, stamps=stamps, time_base=frames[0].time_base)
+    )
     assert target.exists()
 
 
@@ -301,13 +303,13 @@ def test_the_work_can_be_stopped_after_any_frame(film, tmp_path):
     assert len(counts) == 25
     with pytest.raises(Cancelled):
         counts.clear()
-        check_output(joined, after_frame=stop)
+        verify_output_frames(joined, after_frame=stop)
 
 
 def test_an_error_of_the_disk_leaves_no_file(tmp_path, film):
     target = tmp_path / "missing" / "out.mkv"
     with pytest.raises(OutputError, match="No such file"):
-        join(
+        join_segments(
             plan_streams(film, target, codec="h264"),
             encode_segments(decode(film)[:3], tmp_path / "work", pix_fmt="yuv420p"),
             target,

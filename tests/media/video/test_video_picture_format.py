@@ -10,9 +10,9 @@ from lowtide import VideoError
 from lowtide.media.video.picture_format import (
     ColorTags,
     PictureFormat,
-    format_of,
-    frame_of,
-    planes_of,
+    frame_from_planes,
+    frame_planes,
+    picture_format_of,
 )
 
 NAMES = (
@@ -31,12 +31,12 @@ def test_samples_go_into_frames_and_back(name):
             generator.integers(0, 1 << format.bits, shape).astype(format.plane_dtype)
             for shape in format.plane_shapes
         ]
-        frame = frame_of(planes, format)
+        frame = frame_from_planes(planes, format)
         assert (frame.width, frame.height, frame.format.name) == (width, height, name)
-        for found, plane in zip(planes_of(frame, format), planes, strict=True):
+        for found, plane in zip(frame_planes(frame, format), planes, strict=True):
             assert found.dtype == plane.dtype
             assert np.array_equal(found, plane)
-        found = format_of(frame, 3)
+        found = picture_format_of(frame, 3)
         assert (found.tags.primaries, found.tags.transfer, found.tags.matrix) == (9, 16, 9)
         assert found.full_range_used == format.full_range_used
 
@@ -45,7 +45,11 @@ def test_channels_lie_where_ffmpeg_has_them():
     for name in "rgb24 bgr24 bgr0 0rgb rgb0 gbrp".split():
         format = PictureFormat(2, 2, name)
         planes = [np.full((2, 2), value, np.uint8) for value in (10, 20, 30)]
-        assert frame_of(planes, format).to_ndarray(format="rgb24")[0, 0].tolist() == [10, 20, 30]
+        assert frame_from_planes(planes, format).to_ndarray(format="rgb24")[0, 0].tolist() == [
+            10,
+            20,
+            30,
+        ]
 
 
 def test_every_format_is_converted_or_refused_with_a_way_out():

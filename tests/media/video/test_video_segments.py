@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from lowtide import OutputError
-from lowtide.media.video.mux import JoinedFile, check_output, join
+from lowtide.media.video.mux import JoinedFile, join_segments, verify_output_frames
 from lowtide.media.video.other_streams import plan_streams
-from lowtide.media.video.packet_times import SampleClock, WrittenStream, frame_rate
+from lowtide.media.video.packet_times import SampleClock, StreamTally, frame_rate
 from lowtide.media.video.picture_format import ColorTags
 from lowtide.media.video.video_encoder import decoding_stamps
 from support.video_clips import Clip, Sound
@@ -48,14 +48,14 @@ def frames(tmp_path_factory):
 def test_every_codec_keeps_its_frames_and_uneven_times(frames, tmp_path, codec, ending, pix_fmt):
     """Reports video2x 1488 and 485: drift, and double speed, by a rate for all frames."""
     target = tmp_path / f"out{ending}"
-    joined = join(
+    joined = join_segments(
         plan_streams(None, target, codec=NAMES[codec]),
         encode_segments(frames, tmp_path / "work", step=4, codec=codec, pix_fmt=pix_fmt),
         target,
         stamps=np.array(UNEVEN),
         time_base=BASE,
     )
-    check_output(joined)
+    verify_output_frames(joined)
     found = decode(target)
     assert found[0].format.name == pix_fmt
     late = [abs(f.pts * f.time_base - at * BASE) for f, at in zip(found, UNEVEN, strict=True)]
@@ -76,7 +76,7 @@ def test_the_output_has_the_colors_and_pixels_of_the_segments(frames, tmp_path, 
         tags=ColorTags(9, 16, 9, False),
         pixel_aspect=Fraction(4, 3),
     )
-    join(
+    join_segments(
         plan_streams(None, target, codec=NAMES[codec]),
         paths,
         target,
@@ -98,7 +98,7 @@ def test_segments_of_other_settings_are_refused(frames, tmp_path):
     other = encode_segments(frames[:3], tmp_path / "two", pix_fmt="yuv444p")
     target = tmp_path / "out.mp4"
     with pytest.raises(OutputError, match="encoded with different settings"):
-        join(
+        join_segments(
             plan_streams(None, target, codec="h264"),
             one + other,
             target,
@@ -113,7 +113,9 @@ def test_segments_of_any_length_give_the_same_times(frames, tmp_path, step):
     target = tmp_path / "out.mp4"
     paths = encode_segments(frames, tmp_path / "work", step=step)
     plan = plan_streams(None, target, codec="h264")
-    check_output(join(plan, paths, target, stamps=np.array(UNEVEN), time_base=BASE))
+    verify_output_frames(
+        join_segments(plan, paths, target, stamps=np.array(UNEVEN), time_base=BASE)
+    )
     assert Contents(target).frames == [at * BASE for at in UNEVEN]
 
 
@@ -123,7 +125,7 @@ def test_one_frame_is_a_film(tmp_path, ending):
         tmp_path / "in.mkv"
     )
     _, joined = enlarge(source, tmp_path / f"out.{ending}")
-    check_output(joined)
+    verify_output_frames(joined)
     before, after = Contents(source), Contents(joined.path)
     assert after.frames == before.frames == [0]
     assert [p[0] for p in after.sounds[0]] == [p[0] for p in before.sounds[0]]
@@ -136,7 +138,7 @@ def test_joining_twice_gives_the_same_packets(frames, tmp_path, ending):
         target = tmp_path / f"{name}.{ending}"
         paths = encode_segments(frames, tmp_path / name, step=4)
         plan = plan_streams(None, target, codec="h264")
-        join(plan, paths, target, stamps=np.array(UNEVEN), time_base=BASE)
+        join_segments(plan, paths, target, stamps=np.array(UNEVEN), time_base=BASE)
         files.append(target)
     assert packets(files[0]) == packets(files[1])
 
@@ -150,7 +152,7 @@ def test_a_missing_frame_is_an_error_and_leaves_no_file(frames, tmp_path):
     target = tmp_path / "out.mp4"
     paths = encode_segments(frames, tmp_path / "work", step=4)
     with pytest.raises(OutputError, match="11 frames were due, and 8 are in"):
-        join(
+        join_segments(
             plan_streams(None, target, codec="h264"),
             paths[:2],
             target,
@@ -163,28 +165,28 @@ def test_a_missing_frame_is_an_error_and_leaves_no_file(frames, tmp_path):
 def test_reading_again_finds_what_is_missing_or_elsewhere(tmp_path):
     source = Clip(frames=8, sounds=(Sound(),)).write(tmp_path / "in.mp4")
     _, good = enlarge(source, tmp_path / "out.mp4")
-    check_output(good)
+    verify_output_frames(good)
 
     def changed(**values):
         return JoinedFile(**(vars(good) | values))
 
     with pytest.raises(OutputError, match="9 frames were written, and 8 with a time"):
-        check_output(changed(stamps=np.append(good.stamps, 10_000)))
+        verify_output_frames(changed(stamps=np.append(good.stamps, 10_000)))
     with pytest.raises(OutputError, match=r"frame 3 was due at 0\.120156 s"):
-        check_output(changed(stamps=good.stamps + 2 * (np.arange(8) == 3)))
+        verify_output_frames(changed(stamps=good.stamps + 2 * (np.arange(8) == 3)))
     with pytest.raises(OutputError, match="2 audio streams were written, 1 read again"):
-        check_output(changed(streams=good.streams * 2))
-    short = WrittenStream("audio", begin=good.streams[0].begin, packets=47, size=1)
+        verify_output_frames(changed(streams=good.streams * 2))
+    short = StreamTally("audio", begin=good.streams[0].begin, packets=47, size=1)
     with pytest.raises(OutputError, match="1 bytes were written"):
-        check_output(changed(streams=(short,)))
-    late = WrittenStream("audio", begin=Fraction(1, 2), packets=48, size=good.streams[0].size)
+        verify_output_frames(changed(streams=(short,)))
+    late = StreamTally("audio", begin=Fraction(1, 2), packets=48, size=good.streams[0].size)
     with pytest.raises(OutputError, match=r"was due at 0\.500000 s"):
-        check_output(changed(streams=(late,)))
+        verify_output_frames(changed(streams=(late,)))
     half = tmp_path / "half.mkv"
     _, whole = enlarge(source, half)
     half.write_bytes(half.read_bytes()[: half.stat().st_size // 3])
     with pytest.raises(OutputError, match="frames were written, and"):
-        check_output(whole)
+        verify_output_frames(whole)
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 3])
@@ -223,7 +225,7 @@ def test_sound_rounded_to_milliseconds_gets_whole_frames_again():
 
 
 def test_stamps_that_go_back_in_time_are_moved_up():
-    written = WrittenStream("audio")
+    written = StreamTally("audio")
     found = []
     for at in (0, 20, 15, 16, 60):
         one = packet(at)
@@ -239,13 +241,13 @@ from pathlib import Path
 import av, numpy as np
 from fractions import Fraction
 from lowtide import OutputError
-from lowtide.media.video.mux import join
+from lowtide.media.video.mux import join_segments
 from lowtide.media.video.other_streams import plan_streams
 source, segment, target = map(Path, sys.argv[1:])
 plan = plan_streams(source, target, codec="h264")
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 try:
-    join(plan, [segment], target, stamps=np.arange(20) * 512, time_base=Fraction(1, 12800))
+    join_segments(plan, [segment], target, stamps=np.arange(20) * 512, time_base=Fraction(1, 12800))
 except OutputError as error:
     print(target.exists(), error)
 """

@@ -11,7 +11,7 @@ pytest.importorskip("av")
 
 from lowtide import UsageError, VideoError
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.media.video.frame_sequence import SequenceReader, inspect_sequence, sequence_part
+from lowtide.media.video.frame_sequence import FrameSequenceReader, inspect_sequence, sequence_part
 from lowtide.media.video.frame_writing import upright, write_frame
 from lowtide.media.video.video_facts import display_matrix
 
@@ -73,7 +73,7 @@ def test_frames_have_the_samples_of_their_files(tmp_path):
     assert (facts.format.name, facts.frames, facts.has_times) == ("gbrp16le", 3, True)
     assert facts.time_base == Fraction(1001, 24000)
     assert facts.numbers.tolist() == [9, 10, 11] and facts.stamps.tolist() == [0, 1, 2]
-    read = list(SequenceReader(facts, 1, 3))
+    read = list(FrameSequenceReader(facts, 1, 3))
     assert [one.index for one in read] == [1, 2]
     for one in read:
         assert all((a == b).all() for a, b in zip(one.planes, values[one.index], strict=True))

@@ -13,7 +13,7 @@ av = pytest.importorskip("av")
 
 from lowtide import InputError, UsageError, VideoError  # noqa: E402
 from lowtide.media.video.checks_before_work import tried_streams  # noqa: E402
-from lowtide.media.video.mux import check_output  # noqa: E402
+from lowtide.media.video.mux import verify_output_frames  # noqa: E402
 from lowtide.media.video.other_streams import plan_streams  # noqa: E402
 from support.video_clips import Clip, Sound, Text  # noqa: E402
 from support.video_joins import Contents, enlarge  # noqa: E402
@@ -93,7 +93,7 @@ def test_sound_that_a_container_does_not_hold_is_encoded_in_time(
     assert (sound.action, sound.into) == ("encoded", into)
     assert f"encoded into {into}: " in str(sound) and "files hold no" in sound.reason
     _, joined = enlarge(source, tmp_path / target, codec={"av1": "svtav1"}.get(picture, "x264"))
-    check_output(joined)
+    verify_output_frames(joined)
     with av.open(str(joined.path)) as opened:
         assert opened.streams.audio[0].codec_context.codec.canonical_name == into
         frame = next(opened.decode(audio=0))
@@ -108,7 +108,7 @@ def test_matroska_holds_sound_by_microsofts_names(tmp_path, target):
         codec="mpeg4", time_base=Fraction(1, 25), sounds=(Sound(codec="pcm_alaw"),)
     ).write(tmp_path / "in.avi")
     plan, joined = enlarge(source, tmp_path / target)
-    check_output(joined)
+    verify_output_frames(joined)
     assert plan.streams[1].action == "copied"
     assert (heard(joined.path) == heard(source)).all()
 
@@ -118,7 +118,7 @@ def test_what_an_edit_list_hides_is_not_heard_in_matroska(tmp_path, start):
     """Phones trim clips by an edit list, and every AAC encoder hides what it begins with."""
     source = Clip(sounds=(Sound(start=start),)).write(tmp_path / "in.mp4")
     plan, joined = enlarge(source, tmp_path / "out.mkv")
-    check_output(joined)
+    verify_output_frames(joined)
     assert plan.streams[1].action == "copied" and joined.shift == 0
     assert Contents(joined.path).frames == Contents(source).frames
     before, after = heard(source), heard(joined.path)
@@ -217,7 +217,7 @@ def test_styled_subtitles_become_plain_ones_in_mp4(tmp_path):
     lines = ((100, 300, "{\\pos(10,20)\\b1}One"), (200, 100, "{\\p1}m 0 0 l 9 9{\\p0}"))
     source = Clip(frames=5, texts=(Text("ass", lines=lines),)).write(tmp_path / "in.mkv")
     plan, joined = enlarge(source, tmp_path / "out.mp4")
-    check_output(joined)
+    verify_output_frames(joined)
     text = plan.streams[1]
     assert (text.action, text.into) == ("converted", "mov_text")
     assert text.reason == "MP4 files hold no ass, whose places and effects are lost"

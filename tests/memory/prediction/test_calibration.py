@@ -7,9 +7,9 @@ import pytest
 
 from lowtide.core import heap
 from lowtide.memory.prediction.calibration import (
-    Calibration,
-    Residual,
-    ResidualStore,
+    BoundCalibration,
+    PredictionResidual,
+    PredictionResidualStore,
     RunBounds,
     calibrate,
     run_bounds,
@@ -19,13 +19,15 @@ from lowtide.memory.prediction.calibration import (
 MIB = 1 << 20
 
 
-def runs(count: int, seed: int = 0, fixed: int = 3 * MIB, spread: float = 0.02) -> list[Residual]:
+def runs(
+    count: int, seed: int = 0, fixed: int = 3 * MIB, spread: float = 0.02
+) -> list[PredictionResidual]:
     chance = random.Random(seed)
     made = []
     for _ in range(count):
         predicted = chance.randint(50, 2000) * MIB
         measured = int(predicted * (1 + chance.uniform(-spread, spread))) + fixed
-        made.append(Residual(predicted=predicted, measured=measured))
+        made.append(PredictionResidual(predicted=predicted, measured=measured))
     return made
 
 
@@ -49,26 +51,26 @@ def test_a_constant_excess_becomes_the_fixed_part() -> None:
 
 
 def test_one_run_is_covered_and_none_is_an_error() -> None:
-    run = Residual(predicted=100 * MIB, measured=130 * MIB)
+    run = PredictionResidual(predicted=100 * MIB, measured=130 * MIB)
     assert calibrate([run]).upper(run.predicted) >= run.measured
     with pytest.raises(ValueError, match="no residuals"):
         calibrate([])
 
 
 def test_predictions_that_were_too_high_never_lower_the_bound_below_them() -> None:
-    high = [Residual(predicted=100 * MIB, measured=60 * MIB)] * 50
+    high = [PredictionResidual(predicted=100 * MIB, measured=60 * MIB)] * 50
     assert calibrate(high).upper(100 * MIB) >= 100 * MIB
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_calibration_ships(kind: str) -> None:
     bound = shipped_calibration(kind)
-    assert isinstance(bound, Calibration)
+    assert isinstance(bound, BoundCalibration)
     assert bound.upper(1000 * MIB) > 1000 * MIB
 
 
 def test_the_store_keeps_the_newest_and_survives_damage(tmp_path) -> None:
-    store = ResidualStore("cpu", "tiled", tmp_path, keep=50)
+    store = PredictionResidualStore("cpu", "tiled", tmp_path, keep=50)
     for run in runs(70):
         store.add(run)
     assert store.read() == runs(70)[-50:]
@@ -81,7 +83,7 @@ def test_the_store_keeps_the_newest_and_survives_damage(tmp_path) -> None:
 
 
 def test_few_runs_say_nothing(tmp_path) -> None:
-    store = ResidualStore("cpu", "tiled", tmp_path)
+    store = PredictionResidualStore("cpu", "tiled", tmp_path)
     assert store.read() == []
     for run in runs(5):
         store.add(run)
@@ -89,8 +91,8 @@ def test_few_runs_say_nothing(tmp_path) -> None:
 
 
 def test_devices_are_calibrated_separately(tmp_path) -> None:
-    ResidualStore("cpu", "tiled", tmp_path).add(runs(1)[0])
-    assert ResidualStore("cuda:0", "tiled", tmp_path).read() == []
+    PredictionResidualStore("cpu", "tiled", tmp_path).add(runs(1)[0])
+    assert PredictionResidualStore("cuda:0", "tiled", tmp_path).read() == []
 
 
 @pytest.fixture
@@ -104,13 +106,13 @@ def unknown_heap(tmp_path, monkeypatch) -> None:
 @pytest.mark.usefixtures("unknown_heap")
 def test_kinds_of_runs_are_calibrated_separately() -> None:
     for run in runs(60):
-        ResidualStore("cpu", "streamed").add(run)
+        PredictionResidualStore("cpu", "streamed").add(run)
     assert run_bounds("streamed", "cpu").current_heap == calibrate(runs(60))
     assert run_bounds("tiled", "cpu").current_heap is None
 
 
 def test_heap_slack_has_its_own_share() -> None:
-    plain = Calibration(share=0.1, fixed_bytes=5, count=30, coverage=0.99)
+    plain = BoundCalibration(share=0.1, fixed_bytes=5, count=30, coverage=0.99)
     assert plain.upper(1000, 400) == plain.upper(1000) == 1105
     separate = plain.model_copy(update={"kept_share": 1.0})
     assert separate.upper(1000, 400) == 660 + 5 + 800
@@ -119,7 +121,7 @@ def test_heap_slack_has_its_own_share() -> None:
 
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    ResidualStore("cpu", "tiled", tmp_path / "file" / "below").add(runs(1)[0])
+    PredictionResidualStore("cpu", "tiled", tmp_path / "file" / "below").add(runs(1)[0])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="bounds are of glibc's heap")
@@ -135,7 +137,7 @@ def test_runs_of_this_machine_only_widen_what_ships(tmp_path, monkeypatch, kind,
     shipped = run_bounds(kind, "cpu").current_heap
     assert shipped is not None
     assert shipped.families
-    store = ResidualStore("cpu", kind)
+    store = PredictionResidualStore("cpu", kind)
     for run in runs(60, fixed=0, spread=0.001):
         store.add(run)
     assert run_bounds(kind, "cpu").current_heap == shipped

@@ -9,13 +9,13 @@ from torch import nn
 import lowtide
 from lowtide.core.units import MIB
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.memory.plan_store import StoredTable
+from lowtide.memory.plan_store import JsonCacheTable
 from lowtide.memory.prediction.calibration import NO_MARGIN
-from lowtide.memory.prediction.cuda import CudaWorkspace, _events, predict_cuda
+from lowtide.memory.prediction.cuda import CudaWorkspaceMeter, _events, predict_cuda
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.memory.tracing.trace import Tracer, describe_argument
+from lowtide.memory.tracing.trace import MemoryTracer, describe_argument
 from lowtide.streaming.certificate import tf32
 from support.workspace_models import convolution
 
@@ -25,7 +25,7 @@ MADE = 24 * 600 * 4
 
 
 def table(folder):
-    return StoredTable("operators", folder=folder)
+    return JsonCacheTable("operators", folder=folder)
 
 
 class Counted:
@@ -42,12 +42,12 @@ class Counted:
 
 def test_a_convolution_is_measured_once_for_each_height(tmp_path):
     store, taken = table(tmp_path), Counted()
-    scratch = CudaWorkspace(CPU, store, measure_allocated=taken)
+    scratch = CudaWorkspaceMeter(CPU, store, measure_allocated=taken)
     for _ in range(2):
         for rows in 64, 97:
             assert scratch.conv_workspace(convolution(rows), rows * MADE) == _room(rows)
     store.save()
-    again = CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken)
+    again = CudaWorkspaceMeter(CPU, table(tmp_path), measure_allocated=taken)
     assert again.conv_workspace(convolution(97), 97 * MADE) == _room(97)
     assert taken.rows == [64, 64, 97, 97]
 
@@ -57,7 +57,7 @@ def test_a_wide_convolution_is_measured_at_two_heights(tmp_path):
     taken = Counted()
     for width in 20_000, 200_000:
         wide = convolution(500, channels_last=True, width=width)
-        CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken).conv_workspace(
+        CudaWorkspaceMeter(CPU, table(tmp_path), measure_allocated=taken).conv_workspace(
             wide, 500 * width * 24 * 4
         )
         low, high = taken.rows[-4], taken.rows[-1]
@@ -70,7 +70,7 @@ def test_the_workspace_of_a_large_convolution_is_linear_in_rows(tmp_path):
         return 5_000 + 1_000 * run().shape[2]
 
     scratch, width = (
-        CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken),
+        CudaWorkspaceMeter(CPU, table(tmp_path), measure_allocated=taken),
         20_000,
     )
     for rows in 100, 501:
@@ -83,7 +83,9 @@ def test_settings_that_choose_the_kernel_are_part_of_the_key(tmp_path):
     for allowed in (False, True):
         with tf32(allowed):
             for _ in range(2):
-                CudaWorkspace(CPU, store, measure_allocated=taken).conv_workspace(convolution(), 0)
+                CudaWorkspaceMeter(CPU, store, measure_allocated=taken).conv_workspace(
+                    convolution(), 0
+                )
     assert len(taken.rows) == 4
 
 
@@ -93,7 +95,7 @@ def test_a_high_kernel_gets_as_many_rows_as_it_looks_at(tmp_path):
     settings = [1, 1], [0, 0], [4, 1], False, [0, 0], 1
     args = tuple(describe_argument(arg) for arg in (image, kernel, None, *settings))
     call = torch.ops.aten.convolution.default, args, {}
-    CudaWorkspace(CPU, table(tmp_path), measure_allocated=taken).conv_workspace(
+    CudaWorkspaceMeter(CPU, table(tmp_path), measure_allocated=taken).conv_workspace(
         call, 168 * 200_000 * 4
     )
     assert taken.rows == [1, 1]
@@ -124,7 +126,7 @@ def test_measurements_replace_the_priors_of_a_profile():
 def test_the_image_of_a_convolution_is_copied_before_its_result(part):
     model, image = nn.Conv2d(8, 4, 3, padding=1), torch.rand(1, 8, 40, 30)
     given = image[:, :, 5:25] if part else image
-    tracer = Tracer(keep_calls=True)
+    tracer = MemoryTracer(keep_calls=True)
     tracer.label([*model.parameters(), image], "inputs")
     with tracer, torch.no_grad():
         result = model(given)

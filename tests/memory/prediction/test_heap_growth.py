@@ -8,11 +8,11 @@ from subprocess_run import measure_in_subprocess
 from torch import nn
 
 import lowtide
-from lowtide.core.heap import current_heap
+from lowtide.core.heap import current_heap_mode
 from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.prediction.result import HeapUse, heap_row, heap_use
 from lowtide.memory.tracing.steps import InferenceStep, TrainingStep
-from lowtide.memory.tracing.trace import StorageEvent, Trace
+from lowtide.memory.tracing.trace import MemoryTrace, StorageEvent
 from support.stored_tables import empty_table
 
 MIB = 1 << 20
@@ -87,7 +87,7 @@ def test_a_recurrent_layers_workspace_counts_whether_written_or_not() -> None:
 @pytest.mark.own_process
 def test_the_estimate_names_its_heap_and_gives_both_figures() -> None:
     found = estimated(convolutions)
-    assert found.heap == current_heap() == "default"
+    assert found.heap == current_heap_mode() == "default"
     assert "glibc's heap as it comes" in str(found)
     trims = estimated(convolutions, "trim")
     assert found.trimming_heap_bytes == (trims.predicted_bytes, trims.upper_bytes)
@@ -108,14 +108,14 @@ def test_a_gpu_has_no_c_heap() -> None:
 @pytest.mark.own_process
 def test_a_plan_is_for_a_process_that_sets_nothing(monkeypatch) -> None:
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-    assert current_heap() == "trim"
+    assert current_heap_mode() == "trim"
     plan = plan_training(convolutions()[0], device="cpu", budget="4GiB", batch=2, size=(64, 64))
     assert plan.fit_report.requested.heap == "default"
     assert "heap" in {row.name for row in plan.fit_report.requested.ledger}
 
 
 def test_only_blocks_that_the_heap_keeps_count() -> None:
-    trace = Trace(
+    trace = MemoryTrace(
         initial={0: 8 * MIB, 1: MIB, 2: 40 * MIB},
         kinds={0: "weights", 1: "optimizer", 2: "optimizer"},
         events=[

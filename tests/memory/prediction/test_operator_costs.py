@@ -14,8 +14,8 @@ from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.prediction.operator_costs import multiply_adds, roofline_seconds
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.profiles.simulated_device import simulate_attention
-from lowtide.memory.tracing.fake import FakeTwins
-from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep
+from lowtide.memory.tracing.fake import FakeModelConverter
+from lowtide.memory.tracing.steps import InferenceStep, NullStepObserver, TrainingStep
 
 
 class Mixed(nn.Module):
@@ -46,12 +46,12 @@ class Mixed(nn.Module):
 
 
 def counted(model: nn.Module, step: TrainingStep, device: str) -> int:
-    faker = FakeTwins()
+    faker = FakeModelConverter()
     twin, fake = faker.model(model), faker.step(step)
     with faker.fake_mode(), simulate_attention(load_profile(device)):
         run = fake.prepare(twin)
         with FlopCounterMode(display=False) as counter:
-            run(NullObserver())
+            run(NullStepObserver())
     return counter.get_total_flops() // 2
 
 

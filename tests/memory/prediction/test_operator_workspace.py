@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.memory.plan_store import StoredTable
+from lowtide.memory.plan_store import JsonCacheTable
 from lowtide.memory.prediction.cpu import (
-    CpuWorkspace,
+    CpuWorkspaceMeter,
     measure_operator,
     peak_with_workspace,
 )
@@ -17,10 +17,15 @@ from lowtide.memory.prediction.operator_costs import (
     largest_workspace_ratio,
     needs_no_workspace,
     operand_bytes,
-    signature,
+    operator_signature,
 )
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
+from lowtide.memory.tracing.steps import (
+    InferenceStep,
+    NullStepObserver,
+    TrainingStep,
+    input_tensors,
+)
 from lowtide.memory.tracing.trace import describe_argument
 from support.stored_tables import empty_table
 from support.workspace_models import _aten, convolution
@@ -41,24 +46,24 @@ def test_the_peak_is_what_the_profiler_sees(training: bool, layout: torch.memory
     model = Net().to(memory_format=layout)
     inputs = (torch.rand(1, 3, 96, 104).contiguous(memory_format=layout),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = CpuWorkspace(empty_table())
+    scratch = CpuWorkspaceMeter(empty_table())
     predicted = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
-    run(NullObserver())
+    run(NullStepObserver())
     held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
-    seen = live_peak_bytes(lambda: run(NullObserver())) + held
+    seen = live_peak_bytes(lambda: run(NullStepObserver())) + held
     assert predicted.total == pytest.approx(seen, rel=2e-3)
     assert predicted.total >= predicted.live
 
 
 def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
-    store = StoredTable("operators", folder=tmp_path)
-    scratch = CpuWorkspace(store)
+    store = JsonCacheTable("operators", folder=tmp_path)
+    scratch = CpuWorkspaceMeter(store)
     first = scratch.operator_peak(convolution())
     assert scratch.operator_peak(convolution()) == first
     assert scratch.measured == 1
     store.save()
-    again = CpuWorkspace(StoredTable("operators", folder=tmp_path))
+    again = CpuWorkspaceMeter(JsonCacheTable("operators", folder=tmp_path))
     assert again.operator_peak(convolution()) == first
     assert again.measured == 0
 
@@ -68,13 +73,13 @@ def test_an_operator_is_measured_once_for_a_signature(tmp_path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scaled_from_a_few_rows_is_as_measured(stride, channels_last, dtype) -> None:
     call = convolution(1000, stride=stride, channels_last=channels_last, dtype=dtype)
-    scratch = CpuWorkspace(empty_table())
+    scratch = CpuWorkspaceMeter(empty_table())
     predicted = scratch._extrapolated(call)
     assert predicted == pytest.approx(measure_operator(call), rel=0.03)
 
 
 def test_nothing_over_the_limit_is_run_and_that_is_said() -> None:
-    scratch = CpuWorkspace(empty_table(), limit_bytes=1000)
+    scratch = CpuWorkspaceMeter(empty_table(), limit_bytes=1000)
     call = convolution()
     assert scratch.operator_peak(call) == largest_workspace_ratio(call) * operand_bytes(call)
     assert [name for name, _ in scratch.assumed.values()] == ["convolution.default"]
@@ -89,8 +94,8 @@ def test_sizes_strides_types_and_settings_make_a_signature() -> None:
         convolution(stride=2),
         convolution(dtype=torch.bfloat16),
     ]
-    assert len({signature(call) for call in kinds}) == len(kinds)
-    assert signature(convolution()) == signature(convolution())
+    assert len({operator_signature(call) for call in kinds}) == len(kinds)
+    assert operator_signature(convolution()) == operator_signature(convolution())
 
 
 def test_elementwise_operators_of_one_type_need_no_measuring() -> None:
@@ -116,12 +121,12 @@ def test_operators_that_cannot_reach_the_peak_are_not_measured() -> None:
 
 
 def test_damaged_stores_are_measured_again(tmp_path) -> None:
-    store = StoredTable("operators", folder=tmp_path)
+    store = JsonCacheTable("operators", folder=tmp_path)
     store.put("key", 5)
     store.save()
     path = next((tmp_path / "plans").iterdir())
     path.write_text("{")
-    assert StoredTable("operators", folder=tmp_path).get("key") is None
+    assert JsonCacheTable("operators", folder=tmp_path).get("key") is None
     store.put("other", 6)
     store.save()
-    assert StoredTable("operators", folder=tmp_path).get("other") == 6
+    assert JsonCacheTable("operators", folder=tmp_path).get("other") == 6

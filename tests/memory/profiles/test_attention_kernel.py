@@ -16,7 +16,7 @@ from lowtide.attention.sdpa_rules import (
 )
 from lowtide.attention.spec import AttentionCall
 from lowtide.core.units import GIB
-from lowtide.memory.profiles.profile import DriverFacts, profile_from_driver
+from lowtide.memory.profiles.profile import GpuDriverFacts, profile_from_driver
 from support.gpu_attention import (
     ADA,
     AMPERE,
@@ -95,7 +95,7 @@ def test_the_kernel_is(expected, profile, options):
     assert path(profile, **options) == expected
 
 
-TURING = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+TURING = profile_from_driver(GpuDriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from lowtide import UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.process_memory import total_host_bytes
 from lowtide.memory.profiles import DeviceProfile, load_profile, local_profile, profile_names
-from lowtide.memory.profiles.profile import DriverFacts, profile_from_driver
+from lowtide.memory.profiles.profile import GpuDriverFacts, profile_from_driver
 from support.gpu_attention import ADA, HOPPER, HOST
 
 FILES = sorted(
@@ -110,7 +110,7 @@ def test_the_host_is_measured():
 
 
 def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
-    facts = DriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
+    facts = GpuDriverFacts("NVIDIA GeForce RTX 3070", (8, 6), 8 * GIB, 46)
     gpu = profile_from_driver(facts)
     assert gpu.name == "rtx3070-8gb" and gpu.total_bytes == 8 * GIB
     assert gpu.flops == load_profile("rtx3070").flops
@@ -120,7 +120,7 @@ def test_a_known_gpu_keeps_its_profile_and_takes_the_drivers_memory():
 
 
 def test_an_unknown_gpu_takes_scaled_priors_of_the_nearest():
-    facts = DriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
+    facts = GpuDriverFacts("NVIDIA H100 PCIe", (9, 0), 79 * GIB, 114, 2_000_000_000_000)
     gpu = profile_from_driver(facts)
     assert gpu.workspaces == HOPPER.workspaces
     assert gpu.flops["bf16"] == pytest.approx(HOPPER.flops["bf16"] * 114 / 132)
@@ -128,7 +128,7 @@ def test_an_unknown_gpu_takes_scaled_priors_of_the_nearest():
 
 
 def test_a_gpu_before_ampere_has_no_bf16():
-    gpu = profile_from_driver(DriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
+    gpu = profile_from_driver(GpuDriverFacts("Tesla T4", (7, 5), 15 * GIB, 40))
     assert gpu.supports == ("fp32", "fp16")
     assert set(gpu.flops) == {"fp32", "fp16"}
 

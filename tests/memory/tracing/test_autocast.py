@@ -16,7 +16,7 @@ from lowtide.memory.prediction.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.profiles.simulated_device import simulate_autocast
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.tracing.trace import Tracer, record_trace
+from lowtide.memory.tracing.trace import MemoryTracer, record_trace
 
 GPU, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 
@@ -118,7 +118,7 @@ def test_the_cpu_and_no_autocast_stay_as_they_are(call: str) -> None:
 
 
 def test_a_sum_takes_no_copy_of_what_it_reads() -> None:
-    def run(tracer: Tracer) -> None:
+    def run(tracer: MemoryTracer) -> None:
         with simulate_autocast(GPU), torch.autocast("cpu", torch.bfloat16):
             x.sum((2, 3))
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing import fake
-from lowtide.memory.tracing.fake import CachedFakeCalls, FakeCallCache
+from lowtide.memory.tracing.fake import CachedFakeCallsMode, FakeCallCache
 from lowtide.memory.tracing.fake_fixes import fix_fake_result
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep
 
@@ -96,7 +96,7 @@ def test_traces_of_written_results_are_the_same(monkeypatch) -> None:
 
 @pytest.fixture
 def repeating():
-    with FakeTensorMode() as mode, CachedFakeCalls(FakeCallCache(mode)):
+    with FakeTensorMode() as mode, CachedFakeCallsMode(FakeCallCache(mode)):
         yield
 
 

@@ -13,7 +13,7 @@ from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.fake_fixes import pointwise_strides, view_strides
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep, input_tensors
-from lowtide.memory.tracing.trace import Tracer, record_trace
+from lowtide.memory.tracing.trace import MemoryTracer, record_trace
 
 
 def real_trace(model: nn.Module, step: Step):
@@ -179,7 +179,7 @@ def test_checkpointing_changes_no_gradient() -> None:
     model, gradients = Net(), []
     for how in ("none", "full", "selective"):
         step = dataclasses.replace(STEPS["training"], checkpointing=how)  # type: ignore[type-var]
-        step._forward_backward(model, Tracer())  # type: ignore[union-attr]
+        step._forward_backward(model, MemoryTracer())  # type: ignore[union-attr]
         gradients.append([weight.grad.clone() for weight in model.parameters()])  # type: ignore[union-attr]
         model.zero_grad()
     for other in gradients[1:]:
@@ -187,7 +187,7 @@ def test_checkpointing_changes_no_gradient() -> None:
 
 
 def test_storages_are_counted_once_and_followed_to_their_end() -> None:
-    def work(tracer: Tracer) -> None:
+    def work(tracer: MemoryTracer) -> None:
         first = torch.zeros(1000)
         second = first.view(10, 100)[2:]  # no storage of its own
         first = second * 2

@@ -7,10 +7,15 @@ from torch import nn
 import lowtide
 from lowtide.jobs.train.plan import plan_training
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.memory.prediction.cpu import CpuWorkspace, peak_with_workspace
+from lowtide.memory.prediction.cpu import CpuWorkspaceMeter, peak_with_workspace
 from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
-from lowtide.memory.tracing.steps import InferenceStep, NullObserver, TrainingStep, input_tensors
+from lowtide.memory.tracing.steps import (
+    InferenceStep,
+    NullStepObserver,
+    TrainingStep,
+    input_tensors,
+)
 from support.stored_tables import empty_table
 
 
@@ -47,12 +52,12 @@ def test_the_peak_is_what_the_profiler_sees(layer, training) -> None:
     make, shape = LAYERS[layer]
     model, inputs = Last(make()), (torch.rand(shape),)
     step = TrainingStep(inputs, optimizer="sgd") if training else InferenceStep(inputs)
-    scratch = CpuWorkspace(empty_table())
+    scratch = CpuWorkspaceMeter(empty_table())
     predicted = peak_with_workspace(trace_step(model, step), scratch.operator_peak)
     run = step.prepare(model)
-    run(NullObserver())
+    run(NullStepObserver())
     held = sum(tensor.nbytes for tensor in [*model_tensors(model), *input_tensors(step)])
-    seen = live_peak_bytes(lambda: run(NullObserver())) + held
+    seen = live_peak_bytes(lambda: run(NullStepObserver())) + held
     assert predicted.total == pytest.approx(seen, rel=0.01)
     assert not scratch.assumed
 

@@ -14,7 +14,7 @@ from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.fit_search import FitOption, FitReport, fit_to_budget
-from lowtide.memory.training.options import StepSettings, apply_settings
+from lowtide.memory.training.options import StepMemorySettings, change_settings
 
 GPU = load_profile("rtx3060-12gb")
 TOP = GPU.total_bytes
@@ -294,7 +294,7 @@ def test_a_model_made_for_one_size_is_made_anew_for_others() -> None:
     smaller = options_of["images of 48×48"]
     alone = traced_estimate(
         made[48, 48],
-        apply_settings(step, report.options[0].settings, smaller.settings, plain),
+        change_settings(step, report.options[0].settings, smaller.settings, plain),
         load_profile("cpu"),
         heap="default",
     )
@@ -351,9 +351,9 @@ def test_batches_are_divisors_and_keep_the_effective_batch() -> None:
 
 def test_a_third_micro_batch_takes_no_more_than_the_second() -> None:
     step = dataclasses.replace(plain(1, (32, 32)), accumulate=5)
-    settings = StepSettings.from_step(step, None, None)
+    settings = StepMemorySettings.from_step(step, None, None)
     assert settings.accumulate == 5
-    shorter = apply_settings(step, settings, settings, None)
+    shorter = change_settings(step, settings, settings, None)
     assert shorter.accumulate == 2
     assert peak(shorter) == peak(step)
 

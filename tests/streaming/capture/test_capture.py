@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.rules.rule import op_name
 from support.band_runs import check_parity
 
@@ -23,7 +23,9 @@ class Scaled(nn.Module):
 
 
 def operators(module, image):
-    return [op_name(node.target) for node in capture(module.eval(), image).nodes if node.target]
+    return [
+        op_name(node.target) for node in capture_graph(module.eval(), image).nodes if node.target
+    ]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import linecache
 import torch
 from torch import fx, nn
 
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 
 
 def test_code_generated_for_a_capture_does_not_stay():
@@ -14,6 +14,6 @@ def test_code_generated_for_a_capture_does_not_stay():
     theirs = users.forward.__code__.co_filename
     before = set(linecache.cache)
     for size in range(20, 24):
-        capture(network, torch.zeros(1, 3, size, size))
+        capture_graph(network, torch.zeros(1, 3, size, size))
     assert not {name for name in set(linecache.cache) - before if "eval_with_key" in name}
     assert "def forward" in "".join(linecache.getlines(theirs))  # a graph of the user's own

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from lowtide import BudgetError
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import lower_to_rows
-from lowtide.streaming.engine.segments import CutPoints, cut_segments
+from lowtide.streaming.engine.segments import CutFinder, cut_segments
 from lowtide.streaming.pages.page import MemoryPage
 from lowtide.streaming.planner.stream_planner import StreamPlanner
-from lowtide.streaming.rules.norm import Moments
+from lowtide.streaming.rules.norm import GroupMoments
 from lowtide.streaming.rules.rule import Reduction
 from support.random_models import BOUND, drawn_size, made
 from support.stream_families import AUTOENCODERS, FAMILIES
@@ -32,7 +32,7 @@ def drawn_layout(module, image, program, draw):
         except BudgetError as error:
             layout = planner.choose(error.smallest)
         return layout.segments, layout.bands, pages, layout.resident
-    segments = cut_segments(program, CutPoints(program).cuts(draw.randint(1, 12)))
+    segments = cut_segments(program, CutFinder(program).cuts(draw.randint(1, 12)))
     held = {index for part in segments for index in part.pages if draw.random() < 0.3}
     return segments, [draw.randint(1, 12) for _ in segments], pages, held
 
@@ -43,7 +43,7 @@ def check_draws(name, number, size, layouts):
     image = torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(number))
     with torch.no_grad():
         whole = module(image.clone())
-    program = lower_to_rows(capture(module, image))
+    program = lower_to_rows(capture_graph(module, image))
     for _ in range(layouts):
         segments, bands, pages, held = drawn_layout(module, image, program, draw)
         sweep = BandExecutor(
@@ -85,12 +85,12 @@ def test_statistics_of_bands_are_those_of_one_pass_in_double_precision(offset, b
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(1, 8, 170, 61, generator=generator) * torch.linspace(0.1, 9, 170)[:, None]
     image += offset
-    program = lower_to_rows(capture(torch.nn.GroupNorm(4, 8).eval(), image))
+    program = lower_to_rows(capture_graph(torch.nn.GroupNorm(4, 8).eval(), image))
     step = next(one for one in program.steps.values() if isinstance(one, Reduction))
     state = None
     for part in image.tensor_split(bands, 2):
         state = step.add(state, [part])
-    assert isinstance(state, Moments)
+    assert isinstance(state, GroupMoments)
     mean, variance = step.finish(state)
     exact = image.double().reshape(4, -1)
     torch.testing.assert_close(mean.flatten(), exact.mean(1), rtol=1e-6, atol=1e-6)

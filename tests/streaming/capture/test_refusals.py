@@ -12,7 +12,7 @@ from torch import nn
 import lowtide
 from lowtide import ModelError
 from lowtide.models.spandrel_files import fold_convs
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 
 pytestmark = pytest.mark.usefixtures("results_alone")
 
@@ -162,7 +162,7 @@ def test_a_result_of_diffusers_comes_back_as_one():
 
 def test_a_result_without_a_tensor_is_refused():
     with pytest.raises(ModelError, match="without a tensor") as caught:
-        capture(Net(torch.relu, str).eval(), torch.rand(1, 3, 16, 16))
+        capture_graph(Net(torch.relu, str).eval(), torch.rand(1, 3, 16, 16))
     assert caught.value.hint.startswith("wrap it")
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import lowtide
 from lowtide.attention.spatial import HierarchicalAttention, LocalWindowAttention
 from lowtide.memory.live_peak import live_peak_bytes
-from lowtide.streaming.capture.opaque_module import RegionModule
+from lowtide.streaming.capture.opaque_module import RowRegionOp
 from lowtide.streaming.rules.rule import RowOp
 from support.band_runs import check_parity, program_of
 
@@ -72,7 +72,7 @@ def test_the_steps_are_row_operators_with_the_module_inside():
     (block,) = (
         index
         for index, node in enumerate(program.graph.nodes)
-        if isinstance(node.target, RegionModule)
+        if isinstance(node.target, RowRegionOp)
     )
     step = program.steps[block]
     assert isinstance(step, RowOp)
@@ -106,7 +106,7 @@ def test_the_workspace_of_equal_modules_is_measured_once(monkeypatch):
         for form in ("halo", "blended")
     ]
     program = program_of(net(nn.Sequential(*alike, *other)), torch.rand(1, 3, 61, 33))
-    blocks = [node.target for node in program.graph.nodes if isinstance(node.target, RegionModule)]
+    blocks = [node.target for node in program.graph.nodes if isinstance(node.target, RowRegionOp)]
     assert len(blocks) == 6
     assert len(measured) == 2
     halo, blended = (

@@ -9,7 +9,7 @@ from torch import nn
 
 from lowtide.streaming.engine.band_schedule import LastUseMap, schedule_bands
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.spans import union
+from lowtide.streaming.spans import union_spans
 from support.band_runs import program_of
 
 
@@ -27,7 +27,7 @@ def test_the_last_number_of_each_row_is_that_of_a_plain_list():
             low = draw.randrange(size)
             span = low, draw.randint(low + 1, size)
             rows = [(row, row + 1) for row in range(*span) if plain[row] > number]
-            assert last.above(span, number) == union(rows)
+            assert last.above(span, number) == union_spans(rows)
 
 
 class _Rolled(nn.Module):
@@ -57,7 +57,7 @@ def test_a_row_is_held_as_long_as_a_later_band_needs_it():
     assert [(34, 37) in band.held.get(first, []) for band in plan] == [True] * 5 + [False]
     (given,) = program.graph.inputs
     for band, *others in (plan[at:] for at in range(6)):
-        assert band.later_reads.get(given, []) == union(
+        assert band.later_reads.get(given, []) == union_spans(
             span for later in others for span in later.reads.get(given, [])
         )
 

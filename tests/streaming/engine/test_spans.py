@@ -5,7 +5,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.streaming.spans import align_outward, count, difference, intersection, union
+from lowtide.streaming.spans import (
+    align_outward,
+    count_rows,
+    difference,
+    intersect_spans,
+    union_spans,
+)
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=6)
 
@@ -22,17 +28,17 @@ def tidy(spans):
 
 @given(SPANS, SPANS)
 def test_spans_behave_as_sets(left, right):
-    a, b = union(left), union(right)
+    a, b = union_spans(left), union_spans(right)
     assert tidy(a)
     assert rows(a) == rows(left)
     assert rows(difference(a, b)) == rows(a) - rows(b)
-    assert rows(intersection(a, b)) == rows(a) & rows(b)
-    assert count(a) == len(rows(a))
+    assert rows(intersect_spans(a, b)) == rows(a) & rows(b)
+    assert count_rows(a) == len(rows(a))
 
 
 @given(SPANS, st.integers(1, 9))
 def test_outward_ends_at_the_grain_or_the_end(spans, grain):
-    found = align_outward(union(spans), grain, 43)
+    found = align_outward(union_spans(spans), grain, 43)
     assert tidy(found)
-    assert rows(union(spans)) <= rows(found)
+    assert rows(union_spans(spans)) <= rows(found)
     assert all(first % grain == 0 and (last % grain == 0 or last == 43) for first, last in found)

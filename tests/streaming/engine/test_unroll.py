@@ -2,7 +2,7 @@
 
 import torch
 
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.engine.clip_chunks import unroll
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
@@ -22,7 +22,7 @@ def chunk_programs(clip):
     found = []
     for module, given in ((first, [chunk]), (later, [chunk, *state])):
         inputs = ModelInputs(tuple(given), dict.fromkeys(range(len(given)), ROWS))
-        found.append(lower_to_rows(capture(module, inputs)))
+        found.append(lower_to_rows(capture_graph(module, inputs)))
     return *found, later
 
 

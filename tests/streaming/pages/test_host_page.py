@@ -12,16 +12,16 @@ from lowtide.streaming.engine.band_schedule import schedule_bands
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import allowed_placements, memory_page_factory, page_factory
 from lowtide.streaming.engine.program import lower_to_rows
-from lowtide.streaming.engine.segments import CutPoints, cut_segments
+from lowtide.streaming.engine.segments import CutFinder, cut_segments
 from lowtide.streaming.pages.page import MemoryPage
 from lowtide.streaming.pages.spilled_page import HostPage
 from lowtide.streaming.pages.transfer import (
+    CpuHostTransfer,
     CudaHostTransfer,
     PendingCopy,
-    PinnedMemory,
-    SyncHostTransfer,
+    PinnedMemoryAllocator,
 )
-from lowtide.streaming.planner.dry_run import dry_run, trace_run
+from lowtide.streaming.planner.dry_run import dry_run, trace_stream_run
 from lowtide.streaming.planner.layout_search import draft_layouts
 from support.band_runs import by_bands, program_of
 from support.cuda_streams import Event, Streams
@@ -37,7 +37,7 @@ def net():
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
-class Late(SyncHostTransfer):
+class Late(CpuHostTransfer):
     """Copies begin when somebody waits for them, and not before."""
 
     def __init__(self):
@@ -50,7 +50,7 @@ class Late(SyncHostTransfer):
             def wait(self):
                 if buffer.write_event is self:
                     buffer.write_event = None
-                    SyncHostTransfer.store(late, self.data, buffer, at)
+                    CpuHostTransfer.store(late, self.data, buffer, at)
 
         if buffer.write_event is not None:
             buffer.write_event.wait()
@@ -68,7 +68,7 @@ class Late(SyncHostTransfer):
                     if buffer.write_event is not None:
                         buffer.write_event.wait()
                     found.append(
-                        SyncHostTransfer.fetch(late, buffer, byte_ranges, self.data).result()
+                        CpuHostTransfer.fetch(late, buffer, byte_ranges, self.data).result()
                     )
                 return found[0]
 
@@ -76,7 +76,7 @@ class Late(SyncHostTransfer):
 
 
 @pytest.mark.parametrize("bands", [1, 2, 5, 9])
-@pytest.mark.parametrize("carrier", [SyncHostTransfer, Late])
+@pytest.mark.parametrize("carrier", [CpuHostTransfer, Late])
 def test_pages_on_the_host_give_the_same_rows(bands, carrier):
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
@@ -131,13 +131,13 @@ def test_no_page_keeps_rows_on_the_gpu_between_segments(monkeypatch):
     monkeypatch.setattr("lowtide.streaming.engine.placement.HostPage", Watched)
     image = torch.rand(1, 3, 61, 40)
     program = program_of(Skips().eval(), image)
-    by_bands(program, image, 6, 1, page_factory(program, "host", CPU, transfer=SyncHostTransfer()))
+    by_bands(program, image, 6, 1, page_factory(program, "host", CPU, transfer=CpuHostTransfer()))
     assert len(kept) >= 2 and not any(kept)
 
 
 def test_rows_in_any_order_of_memory_come_back_in_it():
     rows = torch.rand(1, 8, 12, 5).contiguous(memory_format=torch.channels_last)
-    page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
+    page = HostPage(rows.shape, rows.dtype, 2, CpuHostTransfer())
     page.write(0, rows[:, :, :7])
     page.write(7, rows[:, :, 7:])
     page.prefetch([(0, 4), (6, 12)])
@@ -244,7 +244,7 @@ def locked(monkeypatch, image):
     Streams(monkeypatch)
     taken: list[int] = []
     monkeypatch.setattr(
-        PinnedMemory,
+        PinnedMemoryAllocator,
         "empty",
         lambda self, nbytes: taken.append(nbytes) or torch.empty(nbytes, dtype=torch.uint8),
     )
@@ -280,7 +280,7 @@ def test_a_gpu_does_not_wait_for_plans_again(monkeypatch):
     image = torch.rand(1, 3, 61, 40)
     program = program_of(net(), image)
     program.graph.on_cpu = False  # as for a model on a GPU
-    segments = cut_segments(program, CutPoints(program).cuts(3))
+    segments = cut_segments(program, CutFinder(program).cuts(3))
     sweep = BandExecutor(program, segments, [5] * len(segments), memory_page_factory(program, CPU))
     results = [
         collect_rows(program, sweep.run([MemoryPage.from_tensor(image, 2)]))[0] for _ in range(2)
@@ -318,7 +318,7 @@ def test_a_gpu_waits_for_copies_and_python_for_nothing(monkeypatch):
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
 def test_held_rows_survive_reuse_of_their_memory(format):
     rows = torch.rand(1, 4, 24, 5).contiguous(memory_format=format)
-    page = HostPage(rows.shape, rows.dtype, 2, SyncHostTransfer())
+    page = HostPage(rows.shape, rows.dtype, 2, CpuHostTransfer())
     page.write(0, rows)
     held = []
     page.prefetch([(0, 8)])
@@ -339,7 +339,7 @@ def test_gpu_memory_is_predicted_without_a_gpu():
     assert by_place["memory"].overhead_seconds < by_place["host"].overhead_seconds
     assert by_place["host"].overhead_seconds < by_place["disk"].overhead_seconds
     lives = {
-        place: trace_run(program, layout, whole_image=True).peak_bytes
+        place: trace_stream_run(program, layout, whole_image=True).peak_bytes
         for place, layout in by_place.items()
     }
     assert lives["host"] < lives["memory"] - by_place["memory"].pages_bytes / 2
@@ -363,7 +363,7 @@ def test_the_host_of_a_cpu_is_itself():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_pinned_memory_is_exact_and_limited():
-    pinned = PinnedMemory()
+    pinned = PinnedMemoryAllocator()
     memory = pinned.empty(5 * MIB + 1)
     assert memory.is_pinned()
     assert pinned.pinned_bytes == 5 * MIB + 1

@@ -10,10 +10,14 @@ import torch
 from spandrel.architectures.Compact.__arch.SRVGG import SRVGGNetCompact
 from torch import nn
 
-from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.capture.graph_json import NotPlainError, graph_from_json, graph_to_json
+from lowtide.streaming.capture.export_graph import capture_graph
+from lowtide.streaming.capture.graph_json import (
+    NotSerializableError,
+    graph_from_json,
+    graph_to_json,
+)
 from lowtide.streaming.engine.program import lower_to_rows
-from lowtide.streaming.planner.program_cache import GraphStore, ProgramCache
+from lowtide.streaming.planner.program_cache import GraphStore, StreamPlannerCache
 from support.band_runs import by_bands, program_of
 from support.toy_models import conv_net, network
 
@@ -41,7 +45,7 @@ class ManyKinds(nn.Module):
 
 def stored_and_read(module, image):
     """The graph of a module, and the same through JSON."""
-    graph = capture(module, image)
+    graph = capture_graph(module, image)
     return graph, graph_from_json(json.loads(json.dumps(graph_to_json(graph, module))), module)
 
 
@@ -72,14 +76,14 @@ class InNumpy(nn.Module):
 
 def test_a_graph_with_a_module_as_an_operator_is_not_described():
     module = nn.Sequential(nn.Conv2d(3, 3, 1), InNumpy()).eval().requires_grad_(False)
-    with pytest.raises(NotPlainError):
-        graph_to_json(capture(module, torch.rand(1, 3, 16, 16)), module)
+    with pytest.raises(NotSerializableError):
+        graph_to_json(capture_graph(module, torch.rand(1, 3, 16, 16)), module)
 
 
 def test_weights_that_are_not_there_are_refused():
     module = conv_net()
-    stored = graph_to_json(capture(module, torch.rand(1, 3, 16, 16)), module)
-    with pytest.raises(NotPlainError):
+    stored = graph_to_json(capture_graph(module, torch.rand(1, 3, 16, 16)), module)
+    with pytest.raises(NotSerializableError):
         graph_from_json(stored, nn.Conv2d(3, 3, 1))
 
 
@@ -92,7 +96,7 @@ def captures(monkeypatch, tmp_path):
     def program(module, identity="weights", size=(24, 40)):
         net = network(module, scale=2)
         begun = []
-        program = ProgramCache(net, lambda: begun.append(1), identity=identity).program(*size)
+        program = StreamPlannerCache(net, lambda: begun.append(1), identity=identity).program(*size)
         made.append(len(begun))
         return program
 
@@ -141,7 +145,7 @@ def test_code_outside_of_packages_is_not_stored(captures, tmp_path):
 def test_a_proof_begins_only_where_it_is_not_stored(captures, tmp_path):
     net, begun = network(compact(), scale=2), []
     for _ in range(2):
-        programs = ProgramCache(net, lambda: begun.append(1), identity="weights")
+        programs = StreamPlannerCache(net, lambda: begun.append(1), identity="weights")
         assert programs.certificate(24, 40).error < 1e-5
     assert begun == [1]
 
@@ -151,5 +155,5 @@ def test_a_store_needs_no_class_of_its_own(tmp_path, monkeypatch):
     module, image = conv_net(scale=1), torch.rand(1, 3, 16, 16)
     store = GraphStore("weights", module)
     assert store.get(image) is None
-    store.put(image, capture(module, image))
+    store.put(image, capture_graph(module, image))
     assert lower_to_rows(store.get(image)).digest == program_of(module, image).digest

@@ -10,7 +10,7 @@ from torch import nn
 from lowtide.core import scratch
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import page_factory
-from lowtide.streaming.engine.segments import CutPoints, cut_segments
+from lowtide.streaming.engine.segments import CutFinder, cut_segments
 from lowtide.streaming.pages import spilled_page
 from lowtide.streaming.pages.page import MemoryPage
 from lowtide.streaming.pages.spilled_page import DiskPage
@@ -18,7 +18,7 @@ from lowtide.streaming.planner.layout_cost import (
     PageLifetime,
     PageOccupancy,
     page_lifetimes,
-    select_resident,
+    select_resident_pages,
 )
 from lowtide.streaming.planner.layout_search import draft_layouts
 from support.band_runs import program_of
@@ -58,7 +58,7 @@ def test_resident_pages_fit(share):
     for seed in range(20):
         pages = drawn(random.Random(seed), count)
         limit = int(share * PageOccupancy(count, pages.values()).peak_bytes)
-        found = select_resident(pages, count, limit)
+        found = select_resident_pages(pages, count, limit)
         assert max(by_definition([pages[one] for one in found], count)) <= limit
         assert share < 1.0 or found == pages.keys()
 
@@ -69,9 +69,9 @@ def test_pages_that_are_read_soon_stay_resident_first():
         1: PageLifetime(10, 1, 2, 1),
         2: PageLifetime(10, 3, 5, 2),
     }
-    assert select_resident(pages, 9, 10) == {1, 2}
-    assert select_resident(pages, 9, 20) == {0, 1, 2}
-    assert select_resident(pages, 9, 9) == set()
+    assert select_resident_pages(pages, 9, 10) == {1, 2}
+    assert select_resident_pages(pages, 9, 20) == {0, 1, 2}
+    assert select_resident_pages(pages, 9, 9) == set()
 
 
 def test_lives_are_those_of_the_segments():
@@ -80,7 +80,7 @@ def test_lives_are_those_of_the_segments():
         layers += [nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.SiLU()]
     image = torch.rand(1, 4, 32, 24)
     program = program_of(nn.Sequential(*layers, nn.Conv2d(4, 4, 1)), image)
-    segments = cut_segments(program, CutPoints(program).cuts(1))
+    segments = cut_segments(program, CutFinder(program).cuts(1))
     found = page_lifetimes(program, segments)
     assert found.keys() == {index for part in segments for index in part.pages}
     for index, life in found.items():

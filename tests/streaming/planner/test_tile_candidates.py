@@ -7,14 +7,14 @@ from lowtide import BudgetError, UsageError
 from lowtide.core.units import GIB, MIB
 from lowtide.memory.budget import Budget
 from lowtide.memory.choice import choose_plan
-from lowtide.memory.costs import BLOCK_SIZES, ProbePoint, ReusedBlocks, TracedPoint
-from lowtide.memory.prediction.calibration import Calibration, RunBounds
+from lowtide.memory.costs import BLOCK_SIZES, ProbePoint, ReusedBlockBytes, TracedPoint
+from lowtide.memory.prediction.calibration import BoundCalibration, RunBounds
 from lowtide.streaming.planner.ledger_rows import (
     activation_row,
     affordable_pixels,
     comparable_pixels,
 )
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, PlanOverrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from support.toy_models import costs, make_plan
 
@@ -25,7 +25,7 @@ SHAPE = ModelGeometry(2, 3, 3)
 def plans(reach=4, *, shape=SHAPE, picture=None, batchable=True, device="cpu", **wishes):
     picture = picture or ImageTask(PHOTO, PHOTO[:2])
     measured = costs(reach, batchable=batchable, device=device)
-    return tile_candidates(measured, shape, picture, Overrides(**wishes))
+    return tile_candidates(measured, shape, picture, PlanOverrides(**wishes))
 
 
 def strategies(*args, **wishes):
@@ -155,7 +155,7 @@ def test_small_tiles_are_for_small_budgets():
     ]
     measured = costs(4).model_copy(update={"points": tuple(slower)})
     picture = ImageTask(**size, ample_bytes=400 * MIB)
-    cached = tile_candidates(measured, SHAPE, picture, Overrides(strategy="tiled"))
+    cached = tile_candidates(measured, SHAPE, picture, PlanOverrides(strategy="tiled"))
     assert min(plan.strategy.run_pixels for plan in cached) == 64 * 64
 
 
@@ -226,7 +226,7 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
         return plan.predicted_bytes, plan.upper_bytes
 
     def calibration(share, **more):
-        return Calibration(share=share, fixed_bytes=0, count=50, coverage=0.995, **more)
+        return BoundCalibration(share=share, fixed_bytes=0, count=50, coverage=0.995, **more)
 
     expected, general = bytes_with(None)
     assert bytes_with(calibration(0.0)) == (expected, expected + (general - expected) // 2)
@@ -237,7 +237,7 @@ def test_past_runs_narrow_the_bound_by_half_at_most_and_widen_it_as_needed():
 
 
 def test_past_runs_do_not_narrow_what_a_file_may_make_its_codec_take():
-    known = Calibration(share=0.1, fixed_bytes=0, count=50, coverage=0.99, families=True)
+    known = BoundCalibration(share=0.1, fixed_bytes=0, count=50, coverage=0.99, families=True)
 
     def upper(*codecs, **more):
         bounds = RunBounds(current_heap=known)
@@ -259,7 +259,7 @@ def test_past_runs_do_not_narrow_what_a_file_may_make_its_codec_take():
 def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
     monkeypatch.setattr("lowtide.streaming.planner.ledger_rows.heap_mode", lambda: heap)
     blocks = tuple(
-        ReusedBlocks(at_run_peak=0, max_live=100 * side) for side in range(len(BLOCK_SIZES))
+        ReusedBlockBytes(at_run_peak=0, max_live=100 * side) for side in range(len(BLOCK_SIZES))
     )
     points = tuple(
         TracedPoint(pixels=side * side, peak_bytes=side * side * 600, reused_blocks=blocks)
@@ -272,7 +272,7 @@ def test_what_a_heap_keeps_is_told_by_the_blocks_of_the_run(monkeypatch, heap):
 
 
 def test_a_heap_that_gives_back_is_for_budgets_that_the_other_exceeds():
-    kept = Calibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
+    kept = BoundCalibration(share=1.5, fixed_bytes=0, count=50, coverage=0.99, families=True)
     thrifty = kept.model_copy(update={"share": 0.05})
     bounds = RunBounds(current_heap=kept, trimming_heap=thrifty, can_trim=True)
     picture = ImageTask(PHOTO, PHOTO[:2], tiled_bounds=bounds)

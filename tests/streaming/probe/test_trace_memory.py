@@ -11,12 +11,12 @@ from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.prediction import cpu
 from lowtide.memory.prediction.operator_costs import operand_bytes
 from lowtide.streaming.planner.ledger_rows import LIVE_ROW
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, PlanOverrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.probe import trace_memory
 from lowtide.streaming.probe.measure_costs import probe_costs
-from lowtide.streaming.probe.trace_memory import TileTraces, padding_multiple, trace_points
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.probe.trace_memory import TileTracer, padding_multiple, trace_points
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 from support.toy_models import conv_net, network
 from support.toy_models import costs as toy_costs
 
@@ -55,7 +55,9 @@ def test_no_operator_beyond_the_limit_is_run(monkeypatch) -> None:
         return measure(call)
 
     monkeypatch.setattr(cpu, "measure_operator", observed)
-    net = NetworkSpec(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3)
+    net = RunnableNetwork(
+        nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))), 1, 3, 3
+    )
     points = trace_points(net, align=1, minimum=0, limit_bytes=limit)
     assert run
     assert max(run) <= limit
@@ -76,7 +78,7 @@ class InParts(nn.Module):
 
 
 def test_a_network_of_ever_more_operators_is_not_followed_to_the_end(monkeypatch) -> None:
-    parts = NetworkSpec(InParts(), 1, 3, 3)
+    parts = RunnableNetwork(InParts(), 1, 3, 3)
     monkeypatch.setattr(trace_memory, "_MANY_MORE", 1000)
     few = trace_points(parts, align=1, minimum=0)
     assert [round(point.pixels**0.5) for point in few] == [64, 128, 256, 512]
@@ -96,8 +98,8 @@ def test_an_untraceable_network_has_no_points() -> None:
         def forward(self, x):
             return x if x.sum() > 0 else -x
 
-    assert trace_points(NetworkSpec(Deciding(), 1, 3, 3), align=1, minimum=0) == ()
-    assert trace_points(NetworkSpec(lambda x: x, 1, 3, 3), align=1, minimum=0) == ()
+    assert trace_points(RunnableNetwork(Deciding(), 1, 3, 3), align=1, minimum=0) == ()
+    assert trace_points(RunnableNetwork(lambda x: x, 1, 3, 3), align=1, minimum=0) == ()
 
 
 class Padding(nn.Module):
@@ -115,14 +117,16 @@ class Padding(nn.Module):
 
 @pytest.mark.parametrize(("grain", "align"), [(1, 1), (2, 1), (8, 1), (64, 1), (24, 12), (16, 16)])
 def test_the_grain_is_what_a_network_pads_to(grain: int, align: int) -> None:
-    assert padding_multiple(NetworkSpec(Padding(grain), 1, 3, 8), align=align) == max(grain, align)
+    assert padding_multiple(RunnableNetwork(Padding(grain), 1, 3, 8), align=align) == max(
+        grain, align
+    )
 
 
 def test_traces_that_share_weights_are_those_of_each_alone() -> None:
-    net = NetworkSpec(nn.Sequential(Padding(8), nn.BatchNorm2d(8)).eval(), 1, 3, 8)
-    traces = TileTraces(net)
+    net = RunnableNetwork(nn.Sequential(Padding(8), nn.BatchNorm2d(8)).eval(), 1, 3, 8)
+    traces = TileTracer(net)
     for side in (24, 40, 24):
-        shared, alone = traces.trace(side, side), TileTraces(net).trace(side, side)
+        shared, alone = traces.trace(side, side), TileTracer(net).trace(side, side)
         assert (shared.ops, shared.events) == (alone.ops, alone.events)
         assert (shared.initial, shared.kinds) == (alone.initial, alone.kinds)
 
@@ -135,13 +139,13 @@ def test_points_up_to_an_image_are_the_first_of_all() -> None:
 
 
 def test_where_nothing_can_be_traced_the_grain_is_the_grid() -> None:
-    assert padding_multiple(NetworkSpec(lambda x: x, 1, 3, 3), align=4) == 4
+    assert padding_multiple(RunnableNetwork(lambda x: x, 1, 3, 3), align=4) == 4
 
 
 def test_the_estimate_counts_pixels_that_a_network_pads() -> None:
     costs = toy_costs(None).model_copy(update={"padding_multiple": 64})
     picture = ImageTask((300, 500, 3), (300, 500))
-    plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, Overrides())
+    plans = tile_candidates(costs, ModelGeometry(1, 3, 3, align=64), picture, PlanOverrides())
     whole = next(plan for plan in plans if plan.strategy.name == "whole")
     (live,) = [row for row in whole.ledger if row.name == LIVE_ROW]
     assert live.value == costs.activation_bytes(320 * 512)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lowtide.attention.backends import chunked
-from lowtide.attention.backends.chunked import OneDnn
+from lowtide.attention.backends.chunked import OneDnnBackend
 from lowtide.attention.functional import resolve_cached
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.streaming.rules.rule import op_name
@@ -61,7 +61,9 @@ def step_of(program):
 @pytest.mark.parametrize("more", [{}, {"heads": 4}, {"scale": 0.7}], ids=str)
 def test_onednn_gives_what_the_model_gives(on_amd, more, size):
     image = torch.randn(2, 3, *size)
-    with mock.patch.object(OneDnn, "run", autospec=True, side_effect=OneDnn.run) as run:
+    with mock.patch.object(
+        OneDnnBackend, "run", autospec=True, side_effect=OneDnnBackend.run
+    ) as run:
         check_parity(Attending(**more), image, share=2e-6)
     assert more.get("heads", 1) in {call.args[1].shape[1] for call in run.call_args_list}
 
@@ -69,14 +71,18 @@ def test_onednn_gives_what_the_model_gives(on_amd, more, size):
 def test_all_bands_of_an_image_go_the_same_way(on_amd):
     """A band has few queries, for which PyTorch's kernel would be taken."""
     image = torch.randn(1, 3, 24, 23)
-    with mock.patch.object(OneDnn, "run", autospec=True, side_effect=OneDnn.run) as run:
+    with mock.patch.object(
+        OneDnnBackend, "run", autospec=True, side_effect=OneDnnBackend.run
+    ) as run:
         check_parity(Attending(), image, bands=(1, 7), parts=(1,), share=2e-6)
     assert min(call.args[1].shape[2] for call in run.call_args_list) < 64
 
 
 def test_others_stay_with_pytorchs_kernel(on_amd):
     module, image = Attending(), torch.randn(1, 3, 24, 23)
-    with mock.patch.object(OneDnn, "run", autospec=True, side_effect=OneDnn.run) as run:
+    with mock.patch.object(
+        OneDnnBackend, "run", autospec=True, side_effect=OneDnnBackend.run
+    ) as run:
         check_parity(module, image[..., :9, :9], share=2e-6)
         check_parity(module.double(), image.double())
     run.assert_not_called()

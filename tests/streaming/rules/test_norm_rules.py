@@ -8,14 +8,14 @@ import torch.nn.functional as F
 
 from lowtide.streaming.rules import norm
 from lowtide.streaming.rules.conv import pad_constant
-from lowtide.streaming.rules.norm import Moments
+from lowtide.streaming.rules.norm import GroupMoments
 
 MEANS = (0, 0, 0, 0, 0), (0, 1, 3, 1000, -20000), (50, 0, 0, 0, 7)
 BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-11, torch.bfloat16: 1e-6}
 
 
 @pytest.mark.parametrize("count", [1, 7, 1031, 64 * 500, 300_001])
-@pytest.mark.parametrize("moments", [Moments.from_groups, Moments.from_groups_on_gpu])
+@pytest.mark.parametrize("moments", [GroupMoments.from_groups, GroupMoments.from_groups_on_gpu])
 def test_moments_are_those_of_double_precision_whatever_the_mean(count, moments, monkeypatch):
     monkeypatch.setattr(norm, "_CAST_CHUNK", 2 * count)
     generator = torch.Generator().manual_seed(count)
@@ -34,7 +34,7 @@ def test_moments_are_those_of_double_precision_whatever_the_mean(count, moments,
 def test_moments_of_bands_on_a_gpu_are_those_of_double_precision(count, dtype):
     bands = torch.randn(5, 8, count, device="cuda", dtype=torch.float64)
     bands = (bands + torch.arange(8, device="cuda")[:, None] / 2).to(dtype)
-    found, *rest = (Moments.from_groups_on_gpu(band) for band in bands)
+    found, *rest = (GroupMoments.from_groups_on_gpu(band) for band in bands)
     for other in rest:
         found = found.merged(other)
     exact = bands.double().transpose(0, 1).flatten(1)
@@ -46,13 +46,13 @@ def test_moments_of_bands_on_a_gpu_are_those_of_double_precision(count, dtype):
 
 def test_groups_of_equal_numbers_do_not_vary():
     groups = torch.tensor([0.0, 3.3, -1e4])[:, None].expand(3, 5000).clone()
-    assert (Moments.from_groups(groups).variance() <= 1e-12).all()
+    assert (GroupMoments.from_groups(groups).variance() <= 1e-12).all()
 
 
 def test_numbers_that_are_none_stay_in_their_group():
     groups = torch.ones(3, 2000)
     groups[1, 7] = torch.nan
-    found = Moments.from_groups(groups)
+    found = GroupMoments.from_groups(groups)
     assert found.variance().isfinite().tolist() == [True, False, True]
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.streaming.engine.constants import Constants
-from lowtide.streaming.planner.dry_run import trace_run
+from lowtide.streaming.engine.constants import ConstantCache
+from lowtide.streaming.planner.dry_run import trace_stream_run
 from lowtide.streaming.planner.layout_search import draft_layouts
 from lowtide.streaming.rules.rule import RowOp, op_name
 from support.band_runs import check_parity, program_of
@@ -57,7 +57,7 @@ def test_masks_are_kept_as_their_few_patterns():
     (step,) = (
         step for step in program.steps.values() if isinstance(step, RowOp) and step.pattern_dims
     )
-    constants, ((index, dim),) = Constants(program), step.pattern_dims.items()
+    constants, ((index, dim),) = ConstantCache(program), step.pattern_dims.items()
     assert step.rows.grain == 5
     dense = constants.full_tensor(index)
     # The right edge, the lower one, and the corner.
@@ -88,7 +88,7 @@ def test_a_gpu_gives_what_the_model_gives(tmp_path, monkeypatch):
 def test_dry_runs_keep_no_scores():
     program = program_of(Windows(), torch.rand(1, 3, 64, 64))
     layout = next(draft_layouts(program, (1 << 20,), ("memory",)))
-    names = {op.name for op in trace_run(program, layout, whole_image=True).ops}
+    names = {op.name for op in trace_stream_run(program, layout, whole_image=True).ops}
     assert any("attention" in name for name in names), names
     assert not any("softmax" in name for name in names), names
 
@@ -101,7 +101,7 @@ def test_equal_windows_of_all_bands_are_one_pattern():
         step for step in program.steps.values() if isinstance(step, RowOp) and step.pattern_dims
     )
     ((mask, dim),) = step.pattern_dims.items()
-    constants = Constants(program)
+    constants = ConstantCache(program)
     windows = 24 // SIDE
 
     def of(row):

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import lowtide
-from lowtide.streaming.tiles.tile_step import NetworkSpec, takes_channels_last
+from lowtide.streaming.tiles.tile_step import RunnableNetwork, takes_channels_last
 
 
 def convolutions(channels, groups=1):
@@ -17,7 +17,7 @@ def convolutions(channels, groups=1):
 
 
 def network(module, device="cuda:0", precision="fp16"):
-    return NetworkSpec(module, 1, 3, 3, device=device, precision=precision)
+    return RunnableNetwork(module, 1, 3, 3, device=device, precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

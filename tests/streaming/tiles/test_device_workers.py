@@ -9,7 +9,7 @@ import torch
 
 from lowtide import Cancelled, NotFiniteError
 from lowtide.streaming.planner.tile_variants import with_devices
-from lowtide.streaming.tiles.recovery import DeviceWorker, DeviceWorkers
+from lowtide.streaming.tiles.recovery import TileWorker, TileWorkerPool
 from support.toy_models import conv_net, make_plan, network, pictures, run_array
 
 picture = pictures()
@@ -88,9 +88,9 @@ def test_groups_of_a_lost_worker_go_to_another(broken, events):
                 raise RuntimeError("lost")
             return [group]
 
-        return DeviceWorker(name, mock.Mock(batch=1, events=[], side_effect=run))
+        return TileWorker(name, mock.Mock(batch=1, events=[], side_effect=run))
 
-    lanes = DeviceWorkers([lane(name) for name in "abc"])
+    lanes = TileWorkerPool([lane(name) for name in "abc"])
     assert list(lanes.run("uvwxyz")) == [[group] for group in "uvwxyz"]
     assert lanes.events == events
     lanes.close()

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from lowtide.streaming.engine.source_run import FloatAdapter
+from lowtide.streaming.engine.source_run import IdentityAdapter
 from lowtide.streaming.tiles.grid import split_axis
 from lowtide.streaming.tiles.runner import StripMerger
 from support.toy_models import ArraySink
@@ -23,7 +23,7 @@ def merge(height, width, scale, tile, overlap, blend, *, order=None):
     whole = coordinates(height, width, scale)
     rows, columns = (split_axis(side, tile, overlap, blend=blend) for side in (height, width))
     sink = ArraySink()
-    merger = StripMerger(rows, columns, FloatAdapter(3), sink, (height, width), scale)
+    merger = StripMerger(rows, columns, IdentityAdapter(3), sink, (height, width), scale)
     for row, top in enumerate(rows.starts):
         indices = list(range(len(columns.starts)))
         if order is not None:

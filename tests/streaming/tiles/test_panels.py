@@ -10,10 +10,10 @@ import torch
 from lowtide import Cancelled, InputError, OutputError
 from lowtide.core import scratch
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.band_candidates import BandPlanner
 from lowtide.streaming.planner.model_facts import ModelGeometry
-from lowtide.streaming.planner.program_cache import ProgramCache
-from lowtide.streaming.tiles.run_rows import COPY_ROWS, RowFile, panel_columns
+from lowtide.streaming.planner.program_cache import StreamPlannerCache
+from lowtide.streaming.tiles.run_rows import COPY_ROWS, ScratchRowFile, panel_columns
 from lowtide.streaming.tiles.runner import execute_plan
 from support.plan_runs import assert_same, run_plan, with_dry_run
 from support.toy_models import (
@@ -38,7 +38,7 @@ def priced(net, size, bands=3, sample="uint8", align=1, reach=REACH, panel=None)
     shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
     array = np.empty((height, width, bands), sample)
     picture = image_task(array, padded, net.in_channels)
-    return BandCandidates(costs(reach), shape, picture, ProgramCache(net), panel)
+    return BandPlanner(costs(reach), shape, picture, StreamPlannerCache(net), panel)
 
 
 def in_panels(net, array, panel, **more):
@@ -125,9 +125,11 @@ def test_pages_of_all_panels_share_a_file(tmp_path, monkeypatch):
     cuts = (list(program.steps)[len(program.steps) // 2],)
     bands = (3,) * len(cut_segments(program, cuts))
     plan = plan.with_strategy(cuts=cuts, bands=bands, pages="disk")
-    made, create = [], scratch.ScratchBlocks.__init__
+    made, create = [], scratch.ScratchBlockPool.__init__
     monkeypatch.setattr(
-        scratch.ScratchBlocks, "__init__", lambda self, at: (made.append(at), create(self, at))[1]
+        scratch.ScratchBlockPool,
+        "__init__",
+        lambda self, at: (made.append(at), create(self, at))[1],
     )
     assert_same(net, array, plan, program, scratch=tmp_path)
     assert made == [tmp_path]
@@ -155,7 +157,7 @@ def test_a_full_disk_is_said(monkeypatch):
 
 def test_rows_come_back_from_a_file_as_they_went():
     rows = picture(30, 7, 3, "uint16")
-    with RowFile(rows.shape, rows.dtype, None) as file:
+    with ScratchRowFile(rows.shape, rows.dtype, None) as file:
         file.write(0, rows[:13])
         file.write(13, rows[13:, ::-1][:, ::-1])
         found = [file.read(0, 11), file.read(11, 22), file.read(22, 30)]

@@ -13,10 +13,10 @@ from torch import nn
 from lowtide import Cancelled, LowtideError, ModelError, UsageError
 from lowtide.memory.plan import Plan
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.engine.source_run import SourceRows, _Writer
-from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.engine.source_run import SourceRowBuffer, _Writer
+from lowtide.streaming.planner.band_candidates import BandPlanner
 from lowtide.streaming.planner.model_facts import ModelGeometry
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.planner.program_cache import StreamPlannerCache
 from lowtide.streaming.tiles.runner import execute_plan
 from support.plan_runs import assert_same, run_plan, with_dry_run
 from support.toy_models import (
@@ -75,7 +75,7 @@ def pricing(net, array, align=1):
     padded = -(-height // align) * align, -(-width // align) * align
     shape = ModelGeometry(net.scale, net.in_channels, net.out_channels, align)
     picture = image_task(array, padded, net.in_channels)
-    return BandCandidates(costs(None), shape, picture, ProgramCache(net))
+    return BandPlanner(costs(None), shape, picture, StreamPlannerCache(net))
 
 
 def banded(net, array, bands=5, align=1, pages="memory", cut=False):
@@ -147,13 +147,13 @@ def test_rows_of_the_file_are_let_go_as_soon_as_they_were_used(monkeypatch):
     net, array = network(conv_net()), picture(640, 20, 4)
     plan, program = banded(net, array, 40)
     most = []
-    keep = SourceRows.retain
+    keep = SourceRowBuffer.retain
 
     def watched(self, reader, spans):
         keep(self, reader, spans)
         most.append(self.held_bytes)
 
-    monkeypatch.setattr(SourceRows, "retain", watched)
+    monkeypatch.setattr(SourceRowBuffer, "retain", watched)
     run_plan(net, array, plan, program)
     # A band of 16 rows, 16 read at once, and the reach of the network.
     assert max(most) <= 64 * 20 * 4
@@ -246,7 +246,7 @@ def test_a_plan_for_another_network_is_refused():
     array = picture(40, 25, 3)
     plan, _ = banded(network(conv_net()), array)
     other = network(conv_net(layers=4))
-    program = ProgramCache(other).program(40, 25)
+    program = StreamPlannerCache(other).program(40, 25)
     with pytest.raises(UsageError, match="another network"):
         run_plan(other, array, plan, program)
 
@@ -285,7 +285,7 @@ def test_what_is_told_of_a_candidate_counts_every_image_of_a_tile():
 
 def test_a_network_that_is_no_module_is_refused():
     with pytest.raises(ModelError, match="no graph"):
-        ProgramCache(network(lambda x: x, scale=1)).program(8, 8)
+        StreamPlannerCache(network(lambda x: x, scale=1)).program(8, 8)
 
 
 def test_a_network_that_draws_is_refused_each_time_with_its_reason():
@@ -294,7 +294,7 @@ def test_a_network_that_draws_is_refused_each_time_with_its_reason():
             return x + torch.rand_like(x)
 
     captures = []
-    programs = ProgramCache(network(Noisy().eval(), scale=1), lambda: captures.append(None))
+    programs = StreamPlannerCache(network(Noisy().eval(), scale=1), lambda: captures.append(None))
     for _ in range(2):
         with pytest.raises(ModelError, match="random"):
             programs.program(16, 16)
@@ -302,7 +302,7 @@ def test_a_network_that_draws_is_refused_each_time_with_its_reason():
 
 
 def test_a_result_of_another_size_is_refused():
-    programs = ProgramCache(network(conv_net(scale=2), scale=3))
+    programs = StreamPlannerCache(network(conv_net(scale=2), scale=3))
     with pytest.raises(ModelError, match="1×3×32×32"):
         programs.program(16, 16)
 
@@ -313,7 +313,7 @@ def test_each_order_in_memory_has_a_certificate_of_its_own(tmp_path, monkeypatch
         module = conv_net()
         if last:
             module = module.to(memory_format=torch.channels_last)
-        programs = ProgramCache(network(module, channels_last=last))
+        programs = StreamPlannerCache(network(module, channels_last=last))
         assert programs.certificate(200, 136).error < 1e-5
     assert len(list(tmp_path.glob("plans/proof-*"))) == 2
 
@@ -336,5 +336,5 @@ def test_a_proof_holds_whatever_ran_before(tmp_path, monkeypatch):
     for before in (None, 24, 200):
         if before:
             module(torch.rand(1, 3, before, 136))
-        ProgramCache(network(module, scale=1)).certificate(200, 136)
+        StreamPlannerCache(network(module, scale=1)).certificate(200, 136)
     assert len(list(tmp_path.glob("plans/proof-*"))) == 1

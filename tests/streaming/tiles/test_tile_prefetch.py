@@ -7,7 +7,7 @@ import torch
 from lowtide import Cancelled, NotFiniteError
 from lowtide.jobs.images.planning import with_most_in_flight
 from lowtide.memory.budget import Budget
-from lowtide.streaming.planner.model_facts import ModelGeometry, Overrides
+from lowtide.streaming.planner.model_facts import ModelGeometry, PlanOverrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import with_prefetch
 from lowtide.streaming.tiles import runner, tile_step
@@ -237,7 +237,7 @@ def card_plans(array, **wishes):
     height, width, _ = array.shape
     given = costs(4, device="cuda:0").model_copy(update={"context_bytes": 1 << 20})
     return tile_candidates(
-        given, ModelGeometry(2, 3, 3), image_task(array, (height, width)), Overrides(**wishes)
+        given, ModelGeometry(2, 3, 3), image_task(array, (height, width)), PlanOverrides(**wishes)
     )
 
 

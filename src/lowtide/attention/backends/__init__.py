@@ -5,30 +5,34 @@ The order decides between backends that support the same call.
 
 from __future__ import annotations
 
-from lowtide.attention.backends.backend import Backend, Missing, Reference
-from lowtide.attention.backends.chunked import Chunked, OneDnn
-from lowtide.attention.backends.packages import Flash2, Flex, Sage
-from lowtide.attention.backends.sdpa import Sdpa
+from lowtide.attention.backends.backend import (
+    AttentionBackend,
+    MissingRequirement,
+    ReferenceBackend,
+)
+from lowtide.attention.backends.chunked import ChunkedBackend, OneDnnBackend
+from lowtide.attention.backends.packages import Flash2Backend, FlexBackend, SageBackend
+from lowtide.attention.backends.sdpa import SdpaBackend
 from lowtide.core.errors import UsageError
 
-__all__ = ["BACKENDS", "Backend", "Missing", "get"]
+__all__ = ["BACKENDS", "AttentionBackend", "MissingRequirement", "get_backend"]
 
-_ALL: tuple[Backend, ...] = (
-    OneDnn(),
-    Sdpa("flash"),
-    Sdpa("cudnn"),
-    Sdpa("efficient"),
-    Flash2(),
-    Sage(),
-    Flex(),
-    Chunked(),
-    Sdpa("math"),
-    Reference(),
+_ALL: tuple[AttentionBackend, ...] = (
+    OneDnnBackend(),
+    SdpaBackend("flash"),
+    SdpaBackend("cudnn"),
+    SdpaBackend("efficient"),
+    Flash2Backend(),
+    SageBackend(),
+    FlexBackend(),
+    ChunkedBackend(),
+    SdpaBackend("math"),
+    ReferenceBackend(),
 )
 BACKENDS = {backend.name: backend for backend in _ALL}
 
 
-def get(name: str) -> Backend:
+def get_backend(name: str) -> AttentionBackend:
     """Return the backend called ``name``; raises `UsageError` for unknown names."""
     if name not in BACKENDS:
         raise UsageError(

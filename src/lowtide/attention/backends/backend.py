@@ -16,14 +16,14 @@ MAX_HEADS_ON_CUDA = 65_535
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRequirement:
     """Missing requirement of a backend, and the command that installs it."""
 
     reason: str
     fix: str = ""
 
 
-class Backend(ABC):
+class AttentionBackend(ABC):
     """One implementation of attention on (B, heads, N, head dim).
 
     ``verified_on`` are the kinds of device on which this project compared its results with the
@@ -34,7 +34,7 @@ class Backend(ABC):
     about: str
     verified_on: frozenset[str] = frozenset()
 
-    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> MissingRequirement | None:
         """Return the requirement missing on ``device``, None if the backend can run."""
         return
 
@@ -96,7 +96,7 @@ class Backend(ABC):
         return MAX_HEADS_ON_CUDA if device.kind == "cuda" else None
 
 
-def scale_of(query: Tensor, spec: AttentionSpec) -> float:
+def score_scale(query: Tensor, spec: AttentionSpec) -> float:
     """Return the factor of the scores, by default 1 / √(head dim).
 
     ``query`` is (..., head dim).
@@ -104,7 +104,7 @@ def scale_of(query: Tensor, spec: AttentionSpec) -> float:
     return query.shape[-1] ** -0.5 if spec.scale is None else spec.scale
 
 
-class Reference(Backend):
+class ReferenceBackend(AttentionBackend):
     """softmax(scale · Q Kᵀ + mask) V in fp32, with all scores at once.
 
     In fp64 for fp64 input. All other backends are compared with it.
@@ -135,7 +135,7 @@ class Reference(Backend):
         q, k, v = (tensor.to(exact) for tensor in (query, key, value))
         if spec.grouped:
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
-        scores = scale_of(query, spec) * (q @ k.transpose(-1, -2))
+        scores = score_scale(query, spec) * (q @ k.transpose(-1, -2))
         if mask is not None and mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -torch.inf)
         elif mask is not None:

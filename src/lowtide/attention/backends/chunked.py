@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lowtide.attention.backends.backend import Backend, Missing, scale_of
+from lowtide.attention.backends.backend import AttentionBackend, MissingRequirement, score_scale
 from lowtide.attention.cpu_ops import LOG2_E, exp2_softmax_matmul, has_onednn, onednn_linear
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 from lowtide.core.cpuinfo import is_amd
@@ -28,7 +28,7 @@ SCORES_PER_BLOCK = 1 << 20
 _KEYS = 1024
 
 
-class Chunked(Backend):
+class ChunkedBackend(AttentionBackend):
     """Online softmax over blocks of ``scores`` scores in fp32 (fp64 for fp64 input)."""
 
     name = "chunked"
@@ -66,7 +66,7 @@ class Chunked(Backend):
         """
         batch, heads, queries, _ = query.shape
         block = ChunkSize.of(batch, heads, queries, key.shape[2], self._scores)
-        return _Chunked.apply(query, key, value, mask, scale_of(query, spec), spec.causal, block)
+        return _Chunked.apply(query, key, value, mask, score_scale(query, spec), spec.causal, block)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _add_reduced(grad_mask: Tensor, grad_scores: Tensor, rows: slice, columns: s
 _LEAST_SCORES = 1 << 16
 
 
-class OneDnn(Backend):
+class OneDnnBackend(AttentionBackend):
     """Attention head by head: a oneDNN product, exp2, and another product.
 
     PyTorch's fused kernel uses MKL for its products, which takes twice as long on AMD CPUs with
@@ -239,11 +239,11 @@ class OneDnn(Backend):
     about = "whole rows of scores by oneDNN's products; for AMD CPUs with AVX-512"
     verified_on = frozenset({"cpu"})
 
-    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> MissingRequirement | None:
         """Require an x86 CPU and a build of PyTorch with oneDNN."""
         if device.kind != "cpu":
-            return Missing("needs the CPU")
-        return None if has_onednn else Missing("PyTorch is built without oneDNN for x86")
+            return MissingRequirement("needs the CPU")
+        return None if has_onednn else MissingRequirement("PyTorch is built without oneDNN for x86")
 
     def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
         """Refuse all but fp32 inference, optionally with an additive mask."""
@@ -291,7 +291,7 @@ class OneDnn(Backend):
         batch, heads, queries, width = query.shape
         result = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
         rows = min(queries, _rows(key.shape[2]))
-        query_buffer, scale = query.new_empty(rows, width), scale_of(query, spec) * LOG2_E
+        query_buffer, scale = query.new_empty(rows, width), score_scale(query, spec) * LOG2_E
         added = None if mask is None else mask.expand(-1, heads, queries, key.shape[2])
         # A mask shared by all images, as for windows, is scaled once.
         per_image_mask = added is not None and len(added) > 1

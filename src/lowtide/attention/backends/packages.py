@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention.backends.backend import Backend, Missing, scale_of
+from lowtide.attention.backends.backend import AttentionBackend, MissingRequirement, score_scale
 from lowtide.attention.spec import AttentionCall, AttentionDevice, AttentionSpec
 from lowtide.core.errors import install_extra
 
@@ -25,18 +25,20 @@ _SAGE_CAPABILITIES = ((8, 0), (8, 6), (8, 9), (9, 0), (12, 0), (12, 1))
 _LEAST_FLEX_DIM = 16
 
 
-class Flash2(Backend):
+class Flash2Backend(AttentionBackend):
     """flash-attn 2 (Dao, arXiv 2307.08691), whose layout is (B, N, heads, head dim)."""
 
     name = "flash2"
     about = "the package flash-attn: fp16 and bf16, no mask"
 
-    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> MissingRequirement | None:
         """Require the package and an NVIDIA GPU of compute capability 8.0 or more."""
         if importlib.util.find_spec("flash_attn") is None:
-            return Missing(f"not installed; needs {_FLASH_NEEDS}", install_extra("flash"))
+            return MissingRequirement(
+                f"not installed; needs {_FLASH_NEEDS}", install_extra("flash")
+            )
         if device.kind != "cuda" or device.capability < (8, 0):
-            return Missing("needs an NVIDIA GPU of compute capability 8.0 or more")
+            return MissingRequirement("needs an NVIDIA GPU of compute capability 8.0 or more")
         return None
 
     def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
@@ -70,7 +72,7 @@ class Flash2(Backend):
         return result.transpose(1, 2)
 
 
-class Sage(Backend):
+class SageBackend(AttentionBackend):
     """Quantized attention by ``sageattn``: scores are rounded to 8 bits.
 
     The registry has version 1 (Zhang et al., arXiv 2410.02367). Version 2 (arXiv 2411.10958) is
@@ -80,17 +82,17 @@ class Sage(Backend):
     name = "sage"
     about = "the package sageattention: 8-bit scores, inference only"
 
-    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> MissingRequirement | None:
         """Require the package and a supported NVIDIA compute capability."""
         if importlib.util.find_spec("sageattention") is None:
-            return Missing(
+            return MissingRequirement(
                 "not installed; needs Triton and an NVIDIA GPU, Ampere or newer (PyPI has"
                 " version 1; version 2 is built from its sources with nvcc)",
                 install_extra("sage"),
             )
         if device.kind != "cuda" or device.capability not in _SAGE_CAPABILITIES:
             names = ", ".join(f"{major}.{minor}" for major, minor in _SAGE_CAPABILITIES)
-            return Missing(f"needs an NVIDIA GPU of compute capability {names}")
+            return MissingRequirement(f"needs an NVIDIA GPU of compute capability {names}")
         return None
 
     def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:
@@ -131,7 +133,7 @@ class Sage(Backend):
             value,
             tensor_layout="HND",
             is_causal=spec.causal,
-            sm_scale=scale_of(query, spec),
+            sm_scale=score_scale(query, spec),
             smooth_k=False,
         )
 
@@ -143,7 +145,7 @@ def _sage_version() -> int:
         return 1
 
 
-class Flex(Backend):
+class FlexBackend(AttentionBackend):
     """FlexAttention (Dong et al., arXiv 2412.05496) with masks as a ``score_mod``.
 
     Compiled per shape: the first call for one takes seconds.
@@ -152,12 +154,14 @@ class Flex(Backend):
     name = "flex"
     about = "PyTorch's FlexAttention, compiled by Triton"
 
-    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> MissingRequirement | None:
         """Require Triton and a GPU; compiled CPU kernels are slower than sdpa-flash."""
         if device.kind != "cuda":
-            return Missing("needs a CUDA device: compiled for the CPU it is slower than sdpa-flash")
+            return MissingRequirement(
+                "needs a CUDA device: compiled for the CPU it is slower than sdpa-flash"
+            )
         if importlib.util.find_spec("triton") is None:
-            return Missing("Triton is not installed", "pip install triton")
+            return MissingRequirement("Triton is not installed", "pip install triton")
         return None
 
     def refusals(self, call: AttentionCall) -> Iterable[tuple[str, bool]]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lowtide.attention.backends.backend import Backend, Missing
+from lowtide.attention.backends.backend import AttentionBackend, MissingRequirement
 from lowtide.attention.sdpa_rules import AttentionPath, kernel_unsupported_reason, sdpa_kernel_for
 from lowtide.attention.spec import (
     AttentionCall,
@@ -39,7 +39,7 @@ _INDEXED = 1 << 31
 _VECTOR = 16
 
 
-class Sdpa(Backend):
+class SdpaBackend(AttentionBackend):
     """One kernel of PyTorch's own, under the conditions of `sdpa_rules`."""
 
     # PyTorch's releases test them on both kinds of device; each is still compared with the
@@ -50,10 +50,14 @@ class Sdpa(Backend):
         self.name, self.about = f"sdpa-{path}", _ABOUT[path]
         self._path: AttentionPath = path
 
-    def missing_requirement(self, device: AttentionDevice) -> Missing | None:
+    def missing_requirement(self, device: AttentionDevice) -> MissingRequirement | None:
         """Require a CUDA device for all kernels but flash and math."""
         on_cpu = self._path in ("flash", "math")
-        return Missing("needs a CUDA device") if device.kind == "cpu" and not on_cpu else None
+        return (
+            MissingRequirement("needs a CUDA device")
+            if device.kind == "cpu" and not on_cpu
+            else None
+        )
 
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse calls that PyTorch's kernel refuses or is known to compute wrongly."""

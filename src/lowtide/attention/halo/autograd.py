@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention.backends import Missing
+from lowtide.attention.backends import MissingRequirement
 from lowtide.attention.halo.launch import (
+    HaloLaunch,
     KernelTile,
     KernelTiles,
-    Launch,
+    ceil_div,
     choose_tiles,
     shared_memory,
     strides,
-    tile_count,
 )
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.window_grid import WindowGeometry
 from lowtide.attention.spec import AttentionDevice, LocalDevice
 from lowtide.core.errors import UsageError
 
@@ -29,16 +29,18 @@ _WIDEST_HEAD = 128
 _MOST = 65_535
 
 
-def missing_requirement(device: AttentionDevice) -> Missing | None:
+def missing_requirement(device: AttentionDevice) -> MissingRequirement | None:
     """Return the requirement missing on ``device``, None if the kernels can run."""
     if importlib.util.find_spec("triton") is None:
-        return Missing("Triton is not installed", "pip install triton (on Windows: triton-windows)")
+        return MissingRequirement(
+            "Triton is not installed", "pip install triton (on Windows: triton-windows)"
+        )
     if _interpreted():
         return None
     if device.kind != "cuda":
-        return Missing("needs a CUDA device, or TRITON_INTERPRET=1, which is very slow")
+        return MissingRequirement("needs a CUDA device, or TRITON_INTERPRET=1, which is very slow")
     if device.capability < (7, 5):
-        return Missing(f"needs compute capability 7.5, not {device.capability}")
+        return MissingRequirement(f"needs compute capability 7.5, not {device.capability}")
     return None
 
 
@@ -58,7 +60,7 @@ def _interpreted() -> bool:
 def unsupported_reason(
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    windows: Windows,
+    windows: WindowGeometry,
     *,
     learned_bias: bool = False,
     needs_grad: bool = False,
@@ -91,7 +93,7 @@ def halo_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    windows: Windows,
+    windows: WindowGeometry,
     table: Tensor | None = None,
     *,
     tiles: KernelTiles | None = None,
@@ -141,7 +143,7 @@ class _Halo(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         table: Tensor | None,
-        windows: Windows,
+        windows: WindowGeometry,
         tiles: KernelTiles,
     ) -> Tensor:
         kernels = _kernels()
@@ -149,7 +151,7 @@ class _Halo(torch.autograd.Function):
         result = torch.empty_like(query, memory_format=torch.contiguous_format)
         sums = query.new_empty(batch, heads, height, width, 2, dtype=torch.float32)
         bias = None if table is None else table.detach().contiguous()
-        launch = Launch(query, windows, bias)
+        launch = HaloLaunch(query, windows, bias)
         steps = strides(query, key, value, result)
         tiled = launch.descriptors(tiles.forward, key, value)
         keys, values = tiled or (key, value)
@@ -166,7 +168,7 @@ class _Halo(torch.autograd.Function):
         query, key, value, result, sums, bias = ctx.saved_tensors
         windows, tiles = ctx.settings
         gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
-        launch = Launch(query, windows, bias)
+        launch = HaloLaunch(query, windows, bias)
         grad_query, grad_key, grad_value = (
             torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for tensor in (query, key, value)
@@ -189,7 +191,7 @@ class _Halo(torch.autograd.Function):
 
 
 def _table_gradient(
-    launch: Launch,
+    launch: HaloLaunch,
     tile: KernelTile,
     query: Tensor,
     key: Tensor,
@@ -199,7 +201,7 @@ def _table_gradient(
 ) -> Tensor:
     """Sum the scores' gradients over all windows, then over pairs of equal distance."""
     step, size, table = launch.windows.stride, launch.windows.size, launch.table
-    queries, keys = tile_count(step**2, tile.queries), tile_count(size**2, tile.keys)
+    queries, keys = ceil_div(step**2, tile.queries), ceil_div(size**2, tile.keys)
     shape = launch.heads, queries * tile.queries, keys * tile.keys
     found = query.new_empty(shape, dtype=torch.float32)
     place, steps = (launch.batch, *launch.window_counts), strides(query, key, value, gradient)
@@ -210,7 +212,7 @@ def _table_gradient(
     return _by_distance(found, launch.windows).to(table.dtype)
 
 
-def _by_distance(found: Tensor, windows: Windows) -> Tensor:
+def _by_distance(found: Tensor, windows: WindowGeometry) -> Tensor:
     """Sum over all pairs of query and key with the same distance.
 
     ``found`` is (heads, queries down, queries right, keys down, keys right); the result is (heads,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention.spatial.window_grid import Boundary, Windows
+from lowtide.attention.spatial.window_grid import Boundary, WindowGeometry
 
 # Most shared memory per thread block, in bytes, by CUDA compute capability (CUDA C++ Programming
 # Guide, table "Technical Specifications per Compute Capability").
@@ -78,7 +78,7 @@ class KernelTiles:
 
 
 def choose_tiles(
-    windows: Windows,
+    windows: WindowGeometry,
     head_dim: int,
     dtype: torch.dtype,
     max_bytes: int = min(SHARED_MEMORY.values()),
@@ -121,7 +121,7 @@ def padded_dim(head_dim: int) -> int:
 
 
 def descriptor_block(
-    windows: Windows, tile: KernelTile, head_dim: int, *, square: bool = False
+    windows: WindowGeometry, tile: KernelTile, head_dim: int, *, square: bool = False
 ) -> list[int] | None:
     """Return the block shape of one tensor-descriptor load, None if not possible.
 
@@ -137,13 +137,13 @@ def descriptor_block(
     return [1, *cut, 1, padded_dim(head_dim)]
 
 
-def tile_count(length: int, step: int) -> int:
+def ceil_div(length: int, step: int) -> int:
     """Return ⌈length / step⌉."""
     return -(-length // step)
 
 
 def unmasked_windows(
-    windows: Windows, length: int, phase: int, tile: KernelTile
+    windows: WindowGeometry, length: int, phase: int, tile: KernelTile
 ) -> tuple[int, int]:
     """Return the range [first, last) of windows with all keys in the image.
 
@@ -155,21 +155,23 @@ def unmasked_windows(
     count = windows.count(length, phase)
     if windows.boundary == "shift":
         return (0, count) if length >= windows.size else (0, 0)
-    first = tile_count(phase + windows.halo, windows.stride)
+    first = ceil_div(phase + windows.halo, windows.stride)
     last = (length - windows.size + phase + windows.halo) // windows.stride + 1
     return (first, min(last, count)) if last > first else (0, 0)
 
 
-def key_tiles(windows: Windows, length: int, phase: int, tile: KernelTile) -> int:
+def key_tiles(windows: WindowGeometry, length: int, phase: int, tile: KernelTile) -> int:
     """Return the number of key tiles along an axis.
 
     The first tile begins where a window might, before the image.
     """
-    return tile_count(length + (phase + windows.halo) % tile.side, tile.side)
+    return ceil_div(length + (phase + windows.halo) % tile.side, tile.side)
 
 
 @lru_cache(maxsize=256)
-def unmasked_keys(windows: Windows, length: int, phase: int, tile: KernelTile) -> tuple[int, int]:
+def unmasked_keys(
+    windows: WindowGeometry, length: int, phase: int, tile: KernelTile
+) -> tuple[int, int]:
     """Return the range [first, last) of key tiles along an axis that need no masks.
 
     Every window that sees such a tile sees all of it, and all of that window's queries are in the
@@ -220,14 +222,14 @@ class KernelConstants:
         return padded_dim(self.head_dim)
 
 
-class Launch:
+class HaloLaunch:
     """Launch grids, arguments and constants of the halo kernels for one call.
 
     ``query`` is (B, H, W, heads, head dim), ``table`` is (heads, distances down, distances right)
     or None for no bias.
     """
 
-    def __init__(self, query: Tensor, windows: Windows, table: Tensor | None) -> None:
+    def __init__(self, query: Tensor, windows: WindowGeometry, table: Tensor | None) -> None:
         self.batch, self.height, self.width, self.heads, self.dim = query.shape
         self.windows, self.dtype = windows, query.dtype
         self.axes = tuple(zip((self.height, self.width), windows.phase, strict=True))
@@ -241,7 +243,7 @@ class Launch:
     def query_launches(self, tile: KernelTile, tiled: bool) -> Iterator[KernelLaunch]:
         """Yield launches with one program per tile of a window's queries."""
         inner = [unmasked_windows(self.windows, length, phase, tile) for length, phase in self.axes]
-        programs = tile_count(self.windows.stride**2, tile.queries)
+        programs = ceil_div(self.windows.stride**2, tile.queries)
         for inside, count in _inner_and_border(self.window_counts, inner):
             grid = count * programs, self.batch * self.heads
             fixed = self.constants(tile, inside=inside, tiled=tiled)
@@ -303,7 +305,7 @@ def _inner_and_border(
 
 
 def constants(
-    windows: Windows, tile: KernelTile, head_dim: int, dtype: torch.dtype, **switches: bool
+    windows: WindowGeometry, tile: KernelTile, head_dim: int, dtype: torch.dtype, **switches: bool
 ) -> dict[str, Any]:
     """Return a kernel's compile-time constants and launch options."""
     fixed = KernelConstants(

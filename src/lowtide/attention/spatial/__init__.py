@@ -8,7 +8,7 @@ from lowtide.attention.spatial.global_attention import (
 from lowtide.attention.spatial.hierarchical import HierarchicalAttention
 from lowtide.attention.spatial.local_window import LocalWindowAttention
 from lowtide.attention.spatial.onnx_graph import export_onnx
-from lowtide.attention.spatial.window_grid import Windows
+from lowtide.attention.spatial.window_grid import WindowGeometry
 
 __all__ = [
     "ChannelAttention",
@@ -16,6 +16,6 @@ __all__ = [
     "LinearAttention",
     "LocalWindowAttention",
     "TransposedAttention",
-    "Windows",
+    "WindowGeometry",
     "export_onnx",
 ]

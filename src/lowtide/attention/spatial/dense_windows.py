@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.position import Position
-from lowtide.attention.spatial.window_grid import Windows, blend_along
+from lowtide.attention.spatial.position import PositionEncoding
+from lowtide.attention.spatial.window_grid import WindowGeometry, blend_along
 from lowtide.core.trace_cache import cached_in_trace
 
 
 def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, windows: Windows, position: Position
+    query: Tensor, key: Tensor, value: Tensor, windows: WindowGeometry, position: PositionEncoding
 ) -> Tensor:
     """Attend within all windows at once; all tensors are (B, H, W, heads, head dim)."""
     size = windows, *query.shape[1:3], query.device, query.dtype
@@ -68,7 +68,7 @@ class _Axis:
     sources: list[tuple[Tensor, Tensor | None]]
 
     @staticmethod
-    def of(windows: Windows, length: int, phase: int, device: torch.device) -> _Axis:
+    def of(windows: WindowGeometry, length: int, phase: int, device: torch.device) -> _Axis:
         """Compute the windows of an axis of ``length`` pixels, which may be symbolic."""
         count = windows.count(length, phase)
         start = torch.arange(count, device=device)[:, None] * windows.stride - phase
@@ -95,7 +95,7 @@ class _Axis:
         )
 
 
-def _axes(windows: Windows, query: Tensor) -> tuple[_Axis, _Axis]:
+def _axes(windows: WindowGeometry, query: Tensor) -> tuple[_Axis, _Axis]:
     (height, width), (down, right) = query.shape[1:3], windows.phase
     return (
         _Axis.of(windows, height, down, query.device),
@@ -104,7 +104,7 @@ def _axes(windows: Windows, query: Tensor) -> tuple[_Axis, _Axis]:
 
 
 def _turns(
-    position: Position, down: _Axis, right: _Axis, dtype: torch.dtype
+    position: PositionEncoding, down: _Axis, right: _Axis, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the rotary angles of queries and of keys.
 
@@ -124,7 +124,7 @@ def _mirrored(key: Tensor, length: int) -> Tensor:
 
 
 def _sources(
-    windows: Windows, start: Tensor, length: int, phase: int
+    windows: WindowGeometry, start: Tensor, length: int, phase: int
 ) -> list[tuple[Tensor, Tensor | None]]:
     pixel = torch.arange(length, device=start.device)
     if windows.form == "halo":  # blocks touch, so results are contiguous
@@ -164,7 +164,7 @@ def _gather_zero_padded(tensor: Tensor, down: _Axis, right: _Axis) -> Tensor:
 
 
 def _bias(
-    position: Position, down: _Axis, right: _Axis, max_distance: int, dtype: torch.dtype
+    position: PositionEncoding, down: _Axis, right: _Axis, max_distance: int, dtype: torch.dtype
 ) -> Tensor | None:
     """Return the position bias, (1 or windows, heads, queries, keys)."""
     distances = (

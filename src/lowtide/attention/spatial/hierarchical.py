@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lowtide.attention.backends import get
+from lowtide.attention.backends import get_backend
 from lowtide.attention.dispatch import Policy
-from lowtide.attention.functional import describe, resolve_cached
+from lowtide.attention.functional import describe_tensors, resolve_cached
 from lowtide.attention.spatial.image_layout import channels_first, check_image, gather_rows
 from lowtide.attention.spatial.local_window import LocalWindowAttention
 from lowtide.attention.spatial.position import PositionKind
@@ -165,10 +165,10 @@ class HierarchicalAttention(LocalWindowAttention):
         if tokens <= self.full_tokens:
             return tokens
         device = LocalDevice.of(query.device)
-        call = describe(query, key, value, None, AttentionSpec())
+        call = describe_tensors(query, key, value, None, AttentionSpec())
         taken = resolve_cached(call, device, self.backend, self.policy)
         if (
-            get(taken.backend).workspace_bytes(device, call)
+            get_backend(taken.backend).workspace_bytes(device, call)
             < call.score_count * call.dtype.itemsize
         ):
             return tokens

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.attention.cpu_ops import (
-    linear,
+    cpu_linear,
     onednn_linear_any_layout,
     uses_onednn,
 )
@@ -97,7 +97,7 @@ def linear_pixels(pixels: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
         given = image[0].flatten(1).T
         found = given @ weight.T if bias is None else torch.addmm(bias, given, weight.T)
         return found.view(*pixels.shape[:3], -1)
-    return linear(pixels, weight, bias)
+    return cpu_linear(pixels, weight, bias)
 
 
 def _is_channels_first(image: Tensor) -> bool:

@@ -25,7 +25,7 @@ from lowtide.attention.spatial.image_layout import (
 )
 from lowtide.attention.spatial.position import PositionKind, make_position
 from lowtide.attention.spatial.row_windows import Part, RowWindowAttention
-from lowtide.attention.spatial.window_grid import Boundary, Form, Windows
+from lowtide.attention.spatial.window_grid import Boundary, Form, WindowGeometry
 from lowtide.attention.spec import LocalDevice
 from lowtide.core.errors import UsageError
 
@@ -85,7 +85,7 @@ class LocalWindowAttention(RowRegionModule):
         shared: overlap of neighboring windows in pixels.
         form: ``"halo"`` computes each pixel once; ``"blended"`` blends overlapping windows, as
             ParagonSR2 does, at up to 3.2 times the work.
-        boundary: what lies beyond the image; see `Windows`.
+        boundary: what lies beyond the image; see `WindowGeometry`.
         phase: offset of the grid of windows, (rows, columns) before the image. Alternate it between
             layers to exchange information between windows.
         position: ``"rope"``, ``"decomposed"``, ``"table"`` or ``"none"``.
@@ -124,7 +124,7 @@ class LocalWindowAttention(RowRegionModule):
         self.channels = channels
         self.heads = default_heads(channels) if heads is None else heads
         head_dim = check_heads(channels, self.heads)
-        self.windows = Windows(window, shared, form, boundary, phase)
+        self.windows = WindowGeometry(window, shared, form, boundary, phase)
         self.qkv = nn.Linear(channels, 3 * channels, bias=bias)
         self.out = nn.Linear(channels, channels, bias=bias)
         self.position = make_position(position, self.heads, head_dim, self.windows.max_distance)

@@ -27,7 +27,7 @@ class RotaryAngles:
 
     Complex numbers per pair of a head's channels: ``down`` (rows, pairs) and ``right`` (columns,
     pairs), whose product is the rotation; both take little memory. ``product`` is the product as
-    `Position.rotate` takes it, cached where that is used.
+    `PositionEncoding.rotate` takes it, cached where that is used.
     """
 
     down: Tensor
@@ -43,7 +43,7 @@ class RotaryAngles:
         return RotaryAngles(down, right, whole)
 
 
-class Position(nn.Module):
+class PositionEncoding(nn.Module):
     """Base class of relative position encodings: no position at all.
 
     ``rotates`` says whether query and key are rotated by their positions; encodings with equal
@@ -114,7 +114,7 @@ def heads_first_view(tensor: Tensor) -> Tensor:
     return tensor.permute(0, 3, 2, 1, 4)
 
 
-class TableBias(Position):
+class RelativePositionBias(PositionEncoding):
     """Learned bias for each head and relative distance, as in Swin (arXiv 2103.14030).
 
     ``table`` is (heads, distances down, distances right) for distances from -``max_distance`` to
@@ -154,7 +154,7 @@ def _by_query(table: Tensor, dim: int, shape: Shape, farthest: int) -> Tensor:
     return torch.stack([table.narrow(dim, first - one, keys) for one in range(queries)], 1)
 
 
-class DecomposedBias(Position):
+class FactorizedRelativePositionBias(PositionEncoding):
     """Learned bias for each head, as a sum of one per distance down and one right.
 
     It has rank 2 · window where a table has (2 · window)² elements (ViTDet, arXiv 2203.16527, whose
@@ -198,7 +198,7 @@ def _of_windows(spread: Tensor) -> Tensor:
     return spread.movedim(0, 2).flatten(5, 6).flatten(3, 4).flatten(0, 1)
 
 
-class Rope2d(Position):
+class Rope2d(PositionEncoding):
     """2D rotary position embedding, axial: half of the channels per axis.
 
     One half of a head's channels rotates with the row, the other with the column (RoPE, arXiv
@@ -294,7 +294,9 @@ class Rope2d(Position):
         return torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)
 
 
-def make_position(kind: PositionKind, heads: int, head_dim: int, max_distance: int) -> Position:
+def make_position(
+    kind: PositionKind, heads: int, head_dim: int, max_distance: int
+) -> PositionEncoding:
     """Create a relative position encoding by name.
 
     ``max_distance`` is the greatest distance in pixels along an axis, for the biases.
@@ -303,11 +305,11 @@ def make_position(kind: PositionKind, heads: int, head_dim: int, max_distance: i
         UsageError: the name is unknown.
     """
     if kind == "none":
-        return Position()
+        return PositionEncoding()
     if kind == "rope":
         return Rope2d(head_dim)
     if kind == "table":
-        return TableBias(heads, max_distance)
+        return RelativePositionBias(heads, max_distance)
     if kind == "decomposed":
-        return DecomposedBias(heads, max_distance)
+        return FactorizedRelativePositionBias(heads, max_distance)
     raise UsageError(f"position {kind!r} is not known", hint="none, table, decomposed or rope")

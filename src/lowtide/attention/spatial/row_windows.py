@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.attention.spatial.position import Position, RotaryAngles, Shape, to_heads_first
+from lowtide.attention.spatial.position import PositionEncoding, RotaryAngles, Shape, to_heads_first
 from lowtide.attention.spatial.window_grid import (
-    Window,
+    AxisWindow,
+    WindowGeometry,
     WindowRun,
-    Windows,
     blend_along,
     blend_shares,
     blend_sources,
@@ -48,7 +48,12 @@ class RowWindowAttention:
     """
 
     def __init__(
-        self, windows: Windows, height: int, width: int, position: Position, attend: Attend
+        self,
+        windows: WindowGeometry,
+        height: int,
+        width: int,
+        position: PositionEncoding,
+        attend: Attend,
     ) -> None:
         down, right = windows.phase
         self._windows, self._position, self._attend = windows, position, attend
@@ -97,7 +102,7 @@ class RowWindowAttention:
             if one.first_query < last and _last_query(one) > first
         ]
 
-    def _input_rows(self, row: Window) -> tuple[int, int]:
+    def _input_rows(self, row: AxisWindow) -> tuple[int, int]:
         """Return the image rows that a row of windows reads."""
         seen = [row.first_query, _last_query(row) - 1]
         if self._windows.boundary == "reflect":
@@ -106,7 +111,7 @@ class RowWindowAttention:
             seen += [max(row.first_key, 0), min(_end(row), self._height) - 1]
         return min(seen), max(seen) + 1
 
-    def _attend_row(self, load: Load, row: Window) -> Tensor:
+    def _attend_row(self, load: Load, row: AxisWindow) -> Tensor:
         """Compute a row of windows: (B, W, queries, heads, head dim)."""
         # Permute each before the next one is loaded, so that fewer are held at once.
         key = self._load_padded(load, "key", row)
@@ -131,7 +136,7 @@ class RowWindowAttention:
             self._accumulate(strip, self._run(query, key, value, row, run), place)
         return strip
 
-    def _row_angles(self, row: Window, key: Tensor) -> RotaryAngles | None:
+    def _row_angles(self, row: AxisWindow, key: Tensor) -> RotaryAngles | None:
         """Return the rotary factors of a row's keys, cached for all rows of windows.
 
         Only distances count, so that positions start at 0 at the first row of keys.
@@ -143,7 +148,7 @@ class RowWindowAttention:
             self._angles = self._position.separable_factors(rows, columns, key.dtype)
         return None if self._angles is None else self._angles.narrow(0, row.keys, 0, key.shape[2])
 
-    def _load_padded(self, load: Load, part: Part, row: Window) -> Tensor:
+    def _load_padded(self, load: Load, part: Part, row: AxisWindow) -> Tensor:
         """Load keys or values of a row of windows, padded by the boundary mode."""
         above, below = max(0, -row.first_key), max(0, _end(row) - self._height)
         if self._windows.boundary != "reflect":
@@ -163,7 +168,7 @@ class RowWindowAttention:
         return tensor
 
     def _run(
-        self, query: Tensor, key: Tensor, value: Tensor, row: Window, run: WindowRun
+        self, query: Tensor, key: Tensor, value: Tensor, row: AxisWindow, run: WindowRun
     ) -> Tensor:
         """Attend within equal windows at once.
 
@@ -179,7 +184,7 @@ class RowWindowAttention:
         found = found.transpose(1, 2)
         return found.reshape(-1, run.count * one.queries, row.queries, *found.shape[2:])
 
-    def _bias(self, row: Window, column: Window, like: Tensor) -> Tensor | None:
+    def _bias(self, row: AxisWindow, column: AxisWindow, like: Tensor) -> Tensor | None:
         """Return the position bias of windows of this shape, cached."""
         across, along_it = _shape(row), _shape(column)
         if across not in self._biases:
@@ -271,13 +276,13 @@ def _extract_windows(tensor: Tensor, first: int, width: int, run: WindowRun) -> 
     return pieces.flatten(3, 4).flatten(0, 1)
 
 
-def _shape(one: Window) -> Shape:
+def _shape(one: AxisWindow) -> Shape:
     return one.first_key - one.first_query, one.queries, one.keys
 
 
-def _last_query(one: Window) -> int:
+def _last_query(one: AxisWindow) -> int:
     return one.first_query + one.queries
 
 
-def _end(one: Window) -> int:
+def _end(one: AxisWindow) -> int:
     return one.first_key + one.keys

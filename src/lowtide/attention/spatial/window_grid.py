@@ -23,7 +23,7 @@ Boundary = Literal["mask", "shift", "zero", "reflect"]
 
 
 @dataclass(frozen=True)
-class Windows:
+class WindowGeometry:
     """Size, overlap and boundary mode of local windows.
 
     Windows are ``size`` × ``size`` pixels and share ``shared`` pixels with each neighbor.
@@ -88,7 +88,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Window:
+class AxisWindow:
     """One window along an axis: the pixels it computes, and those it sees.
 
     Queries are inside the image. Keys may be outside with the boundaries ``zero`` and ``reflect``.
@@ -103,7 +103,7 @@ class Window:
     size: int
 
 
-def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
+def windows_along(windows: WindowGeometry, length: int, phase: int) -> list[AxisWindow]:
     """Return all windows of an axis of ``length`` pixels, in order."""
     found = []
     for place in range(windows.count(length, phase)):
@@ -122,7 +122,7 @@ def windows_along(windows: Windows, length: int, phase: int) -> list[Window]:
             key, end = max(key, 0), min(end, length)
         first, last = max(first, 0), min(last, length)
         whole = (key, end - key) if windows.boundary == "shift" else (start, windows.query_size)
-        found.append(Window(first, last - first, key, end - key, *whole))
+        found.append(AxisWindow(first, last - first, key, end - key, *whole))
     return found
 
 
@@ -133,12 +133,12 @@ class WindowRun:
     ``stride`` is the stride in pixels.
     """
 
-    window: Window
+    window: AxisWindow
     count: int = 1
     stride: int = 1
 
 
-def window_runs(windows: list[Window], max_count: int) -> list[WindowRun]:
+def window_runs(windows: list[AxisWindow], max_count: int) -> list[WindowRun]:
     """Group consecutive windows of equal shape, at most ``max_count``, to run at once."""
     gathered: list[WindowRun] = []
     for before, one in zip([None, *windows], windows, strict=False):
@@ -153,7 +153,7 @@ def window_runs(windows: list[Window], max_count: int) -> list[WindowRun]:
     return gathered
 
 
-def _shape(one: Window) -> tuple[int, int, int]:
+def _shape(one: AxisWindow) -> tuple[int, int, int]:
     return one.queries, one.keys, one.first_key - one.first_query
 
 
@@ -166,7 +166,9 @@ def reflect_position(position: int, length: int) -> int:
     return min(position, period - position)
 
 
-def blend_shares(windows: Windows, found: list[Window], length: int) -> list[list[float]]:
+def blend_shares(
+    windows: WindowGeometry, found: list[AxisWindow], length: int
+) -> list[list[float]]:
     """Return each window's weight at each of its pixels; weights sum to 1 per pixel."""
     sums = [0.0] * length
     shares = []
@@ -194,7 +196,7 @@ def blend_ramp(offset: int, size: int, shared: int) -> float:
 
 
 def blend_sources(
-    columns: list[Window], shares: list[list[float]], width: int
+    columns: list[AxisWindow], shares: list[list[float]], width: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Return (index, weight) pairs that gather the windows' results into columns.
 

@@ -33,7 +33,7 @@ _REASONS = {
 }
 
 
-class VideoFamily(Protocol):
+class VideoAutoencoderFamily(Protocol):
     """A module about autoencoders of one kind; all functions take one of its classes."""
 
     # Names of the classes.
@@ -64,10 +64,10 @@ class VideoFamily(Protocol):
 _FAMILIES = {"diffusers": (wan, magvit, cogvideox), "lowtide": (seedvr2,)}
 
 
-def family_of(kind: type) -> VideoFamily | None:
+def family_of(kind: type) -> VideoAutoencoderFamily | None:
     """Return the family of a class, or None if it is no video autoencoder known here."""
     package = kind.__module__.partition(".")[0]
-    known = (cast(VideoFamily, one) for one in _FAMILIES.get(package, ()))
+    known = (cast(VideoAutoencoderFamily, one) for one in _FAMILIES.get(package, ()))
     return next((one for one in known if kind.__name__ in one.CLASSES), None)
 
 

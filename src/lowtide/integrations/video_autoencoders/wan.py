@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.core.errors import UsageError
 from lowtide.integrations.video_autoencoders.clip_part import ClipPart
-from lowtide.memory.tracing.python_places import PythonPlaces
+from lowtide.memory.tracing.python_places import PythonStatePlaces
 
 CLASSES = ("AutoencoderKLWan", "AutoencoderKLQwenImage")
 
@@ -166,7 +166,7 @@ def _cache_shapes(
     weight = next(network.parameters())
     # one for each convolution; some are left empty
     caches: list[Any] = [None] * sum(isinstance(one, nn.Conv3d) for one in network.modules())
-    kept, fake = PythonPlaces(network).kept(), FakeTensorMode(allow_non_fake_inputs=True)
+    kept, fake = PythonStatePlaces(network).kept(), FakeTensorMode(allow_non_fake_inputs=True)
     with kept, torch.no_grad(), fake:
         for count, first in zip(frames, (True, False), strict=True):
             shape = 1, network.channels, count, _TRIAL_SIDE, _TRIAL_SIDE

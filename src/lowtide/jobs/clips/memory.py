@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lowtide.core.units import MIB
 from lowtide.media.encoder_cost import output_cost
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
+from lowtide.media.video.encoder_settings import CODECS, VideoEncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
 
 # Frames that wait on each side, as those that a network has read or made.
@@ -52,7 +52,7 @@ def reading_bytes(format: PictureFormat, held: int = 0) -> tuple[int, int]:
     )
 
 
-def writing_bytes(format: PictureFormat, settings: EncoderSettings) -> tuple[int, int]:
+def writing_bytes(format: PictureFormat, settings: VideoEncoderSettings) -> tuple[int, int]:
     """Return an upper bound and the usual bytes of encoding frames of a format."""
     one, (blind, default, slow) = frame_bytes(format), _ENCODERS[settings.codec]
     encoder = slow if _is_slow(settings) else default
@@ -79,7 +79,7 @@ def image_writing_bytes(format: PictureFormat, name: str) -> tuple[int, int]:
     return held + cost.resident_bytes, held + cost.typical_bytes
 
 
-def _is_slow(settings: EncoderSettings) -> bool:
+def _is_slow(settings: VideoEncoderSettings) -> bool:
     """Return whether a preset is slower than the default, and so holds more frames."""
     codec = CODECS[settings.codec]
     if settings.preset is None or codec.preset is None:

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.atomic_file import put_in_place, sync, write_error
+from lowtide.core.atomic_file import put_in_place, sync_to_disk, write_error
 from lowtide.core.heap import trim_heap
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.jobs.clips.rows import frame_info
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.clips.work import STARTED_OVER, VideoSegment, VideoWork
-from lowtide.media.video.mux import check_output, join
-from lowtide.media.video.video_encoder import SegmentEncoder, segment_suffix
+from lowtide.jobs.clips.work import STARTED_OVER, SegmentsFolder, VideoSegment
+from lowtide.media.video.mux import join_segments, verify_output_frames
+from lowtide.media.video.video_encoder import VideoSegmentEncoder, segment_suffix
 
 # Begins the progress of reading back; what it returns counts frames.
 StartReading = Callable[[], Callable[[int], None] | None]
 
 
 @dataclass(frozen=True)
-class MadeFrame:
+class ComputedFrame:
     """Result of frame ``index``: its planes, and the segment that it belongs to."""
 
     segment: VideoSegment
@@ -43,10 +43,10 @@ class SegmentWriter:
         segments: All of them, of which some may be finished.
     """
 
-    def __init__(self, task: VideoTask, work: VideoWork, segments: list[VideoSegment]) -> None:
+    def __init__(self, task: VideoTask, work: SegmentsFolder, segments: list[VideoSegment]) -> None:
         self.task, self.work, self.segments = task, work, segments
 
-    def write(self, frame: MadeFrame) -> None:
+    def write(self, frame: ComputedFrame) -> None:
         """Write the next frame of a segment."""
 
     def end_segment(self, segment: VideoSegment) -> Path:
@@ -90,7 +90,7 @@ class ClipResult:
         """Return whether a segment is complete."""
         return self.work.is_finished(segment) and self._writer.is_whole(segment)
 
-    def write_frame(self, frame: MadeFrame) -> None:
+    def write_frame(self, frame: ComputedFrame) -> None:
         """Write the next frame, in order; the last one of a segment finishes it.
 
         Raises:
@@ -162,7 +162,7 @@ class ContainerWriter(SegmentWriter):
         self,
         target: Path,
         task: VideoTask,
-        work: VideoWork,
+        work: SegmentsFolder,
         segments: list[VideoSegment],
         cancel: Cancel = None,
         start_reading: StartReading = lambda: None,
@@ -176,13 +176,13 @@ class ContainerWriter(SegmentWriter):
         self._settings = task.encoder
         self._joined = work.folder / f"joined{target.suffix}"
         self._part = work.folder / f"unfinished{segment_suffix(self._settings.codec)}"
-        self._encoder: SegmentEncoder | None = None
+        self._encoder: VideoSegmentEncoder | None = None
 
-    def write(self, frame: MadeFrame) -> None:
+    def write(self, frame: ComputedFrame) -> None:
         """Encode the next frame."""
         task = self.task
         if self._encoder is None:
-            self._encoder = SegmentEncoder(
+            self._encoder = VideoSegmentEncoder(
                 self._part,
                 self._settings,
                 task.stored,
@@ -202,8 +202,8 @@ class ContainerWriter(SegmentWriter):
 
     def join(self) -> list[str]:
         """Join the segments, and read the file back."""
-        task, after_frame = self.task, partial(check_cancel, self._cancel)
-        joined = join(
+        task, after_frame = self.task, partial(raise_if_cancelled, self._cancel)
+        joined = join_segments(
             task.streams,
             [one.path for one in self.segments],
             self._joined,
@@ -219,11 +219,11 @@ class ContainerWriter(SegmentWriter):
         advance = self._start_reading()
 
         def after_read() -> None:
-            check_cancel(self._cancel)
+            raise_if_cancelled(self._cancel)
             if advance is not None:
                 advance(1)
 
-        check_output(joined, after_frame=after_read)
+        verify_output_frames(joined, after_frame=after_read)
         return list(joined.notes)
 
     def put_in_place(self) -> Path:
@@ -248,8 +248,8 @@ def put_file_in_place(part: Path, target: Path, *, replace: bool) -> None:
         OutputError: Something else has that name, or the folder cannot be written.
     """
     try:
-        sync(part)
+        sync_to_disk(part)
         put_in_place(part, target, replace=replace)
-        sync(target.parent)
+        sync_to_disk(target.parent)
     except OSError as error:
         raise write_error(target, error) from error

@@ -8,7 +8,7 @@ import numpy as np
 
 from lowtide.core.signal import ClosedOnExit
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.video.color import PlaneRows, rgb_rows
+from lowtide.media.video.color import PlaneBuilder, rgb_rows
 from lowtide.media.video.picture_format import PictureFormat
 
 _BAND_VALUES = 1 << 20
@@ -16,7 +16,7 @@ _BAND_VALUES = 1 << 20
 BAND_ROWS = 64
 
 
-class FrameSource(ClosedOnExit):
+class FrameRowSource(ClosedOnExit):
     """Frame (H, W, 3) whose rows are converted to R'G'B' as they are read, float32 in 0..1."""
 
     def __init__(self, planes: Sequence[np.ndarray], format: PictureFormat) -> None:
@@ -41,7 +41,7 @@ class FrameSource(ClosedOnExit):
         """Do nothing: the decoder owns the samples."""
 
 
-class FrameSink:
+class FrameRowSink:
     """Planes of a result, made from its rows as they come.
 
     ``made`` is the size of the rows. Where ``stored`` has another one, they are kept in float32 and
@@ -49,7 +49,7 @@ class FrameSink:
     """
 
     def __init__(self, made: ImageInfo, stored: PictureFormat) -> None:
-        self._rows, self._made = PlaneRows(stored), made
+        self._rows, self._made = PlaneBuilder(stored), made
         self._whole: np.ndarray | None = None
         if (made.width, made.height) != (stored.width, stored.height):
             self._whole = np.empty(made.shape, np.float32)
@@ -85,10 +85,10 @@ class FrameSink:
     def _resample(self, whole: np.ndarray) -> None:
         import pyvips
 
-        from lowtide.media.pixels import resize
+        from lowtide.media.pixels import resample_image
 
         stored = self._stored
-        image = resize(pyvips.Image.new_from_array(whole), stored.width, stored.height)
+        image = resample_image(pyvips.Image.new_from_array(whole), stored.width, stored.height)
         step = max(1, _BAND_VALUES // (3 * stored.width))
         for first in range(0, stored.height, step):
             count = min(step, stored.height - first)

@@ -13,7 +13,7 @@ from lowtide.jobs.engine.settings import JobSettings
 from lowtide.jobs.images.enlarge_settings import whole_side
 
 if TYPE_CHECKING:
-    from lowtide.media.video.encoder_settings import EncoderSettings
+    from lowtide.media.video.encoder_settings import VideoEncoderSettings
     from lowtide.media.video.picture_format import PictureFormat
 
 _VIDEO = "Video"
@@ -90,16 +90,16 @@ class ClipSettings(JobSettings):
         """Return (W, H) of the result of frames of ``width`` and ``height``, not rounded."""
         raise NotImplementedError
 
-    def encoder_settings(self, bits: int, target: Path) -> EncoderSettings:
+    def encoder_settings(self, bits: int, target: Path) -> VideoEncoderSettings:
         """Return the encoder's settings for frames of so many bits in ``target``."""
-        from lowtide.media.video.encoder_settings import EncoderSettings
+        from lowtide.media.video.encoder_settings import VideoEncoderSettings
 
         codec = self.codec
         if codec == "auto":
             codec = "x264" if bits == 8 else "x265"
             if target.suffix.lower() == ".webm":
                 codec = "svtav1"
-        return EncoderSettings(codec, self.quality, self.preset, plays=self.codec == "auto")
+        return VideoEncoderSettings(codec, self.quality, self.preset, plays=self.codec == "auto")
 
     def stored_size(
         self,

@@ -20,19 +20,19 @@ from lowtide.jobs.clips.rows import frame_info
 from lowtide.jobs.clips.settings import ClipSettings
 from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, VideoSegment, segments_of
 from lowtide.jobs.images.target_size import TargetSize
-from lowtide.media import ImageFacts, OutputCost
+from lowtide.media import EncodingMemory, ImageFacts
 from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.video.checks_before_work import require_one_format, tried_streams
 from lowtide.media.video.encoder_settings import (
-    EncoderSettings,
+    VideoEncoderSettings,
     held_format,
     side_step,
 )
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.media.video.frame_sequence import SequenceFacts, inspect_sequence, sequence_part
-from lowtide.media.video.frame_writing import image_format
-from lowtide.media.video.other_streams import StreamPlan, no_streams, plan_streams
+from lowtide.media.video.frame_sequence import FrameSequenceFacts, inspect_sequence, sequence_part
+from lowtide.media.video.frame_writing import pixel_format_for_images
+from lowtide.media.video.other_streams import OutputStreamsPlan, no_streams, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_encoder import segment_suffix
 from lowtide.media.video.video_facts import VideoFacts, frame_range, inspect_video
@@ -58,8 +58,8 @@ class VideoTask:
     first: int
     last: int
     stored: PictureFormat
-    encoder: EncoderSettings | None  # None of image files
-    streams: StreamPlan
+    encoder: VideoEncoderSettings | None  # None of image files
+    streams: OutputStreamsPlan
     notes: tuple[str, ...]
     pixel_aspect: Fraction | None = None
 
@@ -98,7 +98,7 @@ class VideoTask:
     @property
     def seconds(self) -> float:
         """Time from the first frame to the end of the last one; 0 if frames have no times."""
-        if isinstance(self.facts, SequenceFacts) and not self.facts.has_times:
+        if isinstance(self.facts, FrameSequenceFacts) and not self.facts.has_times:
             return 0.0
         length = int(self.stamps[-1] - self.stamps[0]) + (self.last_duration or 0)
         return float(length * self.facts.time_base)
@@ -114,14 +114,14 @@ class VideoTask:
     @property
     def content_sha256(self) -> str:
         """Hash of the input's content."""
-        if isinstance(self.facts, SequenceFacts):
+        if isinstance(self.facts, FrameSequenceFacts):
             return self.facts.content_sha256(self.first, self.last)
         return file_sha256(self.facts.path)
 
     def number(self, index: int) -> int:
         """Return the number of a frame in names of image files: its file's, or its place."""
         facts = self.facts
-        return facts.files[index].number if isinstance(facts, SequenceFacts) else index
+        return facts.files[index].number if isinstance(facts, FrameSequenceFacts) else index
 
     def segments(self, target: Path, step: int) -> list[VideoSegment]:
         """Return the segments of ``step`` frames of an output."""
@@ -145,7 +145,7 @@ class VideoTask:
         if resized:
             taken, usual = (one + made.height * made.row_bytes for one in (taken, usual))
         reason = "the encoder looks ahead" if self.encoder else "a few frames wait to be written"
-        writing = OutputCost(taken, usual, reason)
+        writing = EncodingMemory(taken, usual, reason)
         size = (output.width, output.height) if resized else None
         return TargetSize(
             facts, made, output, self.streams.container, writing, size, codecs_stay=True
@@ -154,7 +154,7 @@ class VideoTask:
 
 def frame_facts(video: VideoFacts) -> ImageFacts:
     """Return what a frame of a video is for the network, and the memory of reading it."""
-    if isinstance(video, SequenceFacts):
+    if isinstance(video, FrameSequenceFacts):
         taken, usual = image_reading_bytes(video.format, video.decoding)
     else:
         taken, usual = reading_bytes(video.decoded, HELD_FRAMES if video.deinterlaces else 0)
@@ -204,7 +204,7 @@ def video_task(source: Path, target: Path, settings: ClipSettings, scale: int) -
     """
     facts = inspect_input(source, settings)
     first, last = frame_range(facts, settings.frames, settings.time)
-    if isinstance(facts, SequenceFacts):
+    if isinstance(facts, FrameSequenceFacts):
         facts = sequence_part(facts, first, last, keep_damaged=settings.keeps_damaged)
     else:
         facts = video_part(facts, first, keep_damaged=settings.keeps_damaged)
@@ -221,7 +221,7 @@ def video_task(source: Path, target: Path, settings: ClipSettings, scale: int) -
         width, height, _ = settings.stored_size(facts.format, scale, facts.rotation)
         made = facts.format.resized(width, height)
         return _image_task(facts, first, last, made, target, settings)
-    if isinstance(facts, SequenceFacts) and not facts.has_times:
+    if isinstance(facts, FrameSequenceFacts) and not facts.has_times:
         raise UsageError(
             f"{target}: a video says when frames are shown, and image files do not",
             hint="add --fps 24, or as many frames a second as they are",
@@ -229,14 +229,14 @@ def video_task(source: Path, target: Path, settings: ClipSettings, scale: int) -
     encoder = settings.encoder_settings(facts.format.bits, target)
     stored, aspect, notes = _stored(facts, settings, encoder, scale)
     streams = plan_streams(
-        None if isinstance(facts, SequenceFacts) else source,
+        None if isinstance(facts, FrameSequenceFacts) else source,
         target,
         codec=CODEC_NAMES[encoder.codec],
         cut=last - first < facts.frames,
         sound=settings.sound_choice,
     )
     streams = tried_streams(streams, keep_damaged=settings.keeps_damaged)
-    if isinstance(facts, SequenceFacts) and facts.icc is not None:
+    if isinstance(facts, FrameSequenceFacts) and facts.icc is not None:
         notes.append("the color profile of the images is not kept: videos have none")
     return VideoTask(
         facts,
@@ -251,7 +251,7 @@ def video_task(source: Path, target: Path, settings: ClipSettings, scale: int) -
 
 
 def _stored(
-    facts: VideoFacts, settings: ClipSettings, encoder: EncoderSettings, scale: int
+    facts: VideoFacts, settings: ClipSettings, encoder: VideoEncoderSettings, scale: int
 ) -> tuple[PictureFormat, Fraction | None, list[str]]:
     """Return how results are stored, the shape of their pixels, and sentences on what differs."""
     format, shape = facts.format, (facts.rotation, facts.pixel_aspect)
@@ -281,7 +281,7 @@ def _image_task(
         raise UsageError(
             f"{target}: --codec, --quality, --preset and --sound are for videos", hint="drop them"
         )
-    stored, notes = image_format(facts, made)
-    source = None if isinstance(facts, SequenceFacts) else facts.path
+    stored, notes = pixel_format_for_images(facts, made)
+    source = None if isinstance(facts, FrameSequenceFacts) else facts.path
     streams = no_streams(source, output_format(target).name)
     return VideoTask(facts, first, last, stored, None, streams, (*facts.notes, *notes))

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from lowtide.core.atomic_file import sync
+from lowtide.core.atomic_file import sync_to_disk
 from lowtide.core.errors import OutputError
 from lowtide.core.input_file import exists
-from lowtide.jobs.engine.journal import JOURNAL_NAME, Journal
+from lowtide.jobs.engine.journal import JOURNAL_NAME, JobJournal
 from lowtide.memory.plan import Plan
 
 STARTED_OVER = (
@@ -42,7 +42,7 @@ class VideoSegment:
     how: str = ""
 
 
-def work_folder(target: Path) -> Path:
+def segments_folder(target: Path) -> Path:
     """Return the folder of the segments of ``target``."""
     return target.with_name(f".{target.name}.lowtide")
 
@@ -52,14 +52,14 @@ def segments_of(target: Path, first: int, last: int, step: int, suffix: str) -> 
 
     Where they begin depends on nothing else, so that a resumed run makes the same ones.
     """
-    folder = work_folder(target)
+    folder = segments_folder(target)
     return [
         VideoSegment(start, min(start + step, last), folder / f"{start:09}{suffix}")
         for start in range(first, last, step)
     ]
 
 
-class VideoWork:
+class SegmentsFolder:
     """Folder of the segments of one output, locked against a second run while it is open.
 
     Args:
@@ -71,10 +71,10 @@ class VideoWork:
     """
 
     def __init__(self, target: Path, key: str) -> None:
-        self.folder, self._key = work_folder(target), key
+        self.folder, self._key = segments_folder(target), key
         self._new_folders = [one for one in self.folder.parents if not exists(one)]
         try:
-            self._journal = Journal(self.folder)
+            self._journal = JobJournal(self.folder)
         except OutputError as error:
             if "another job" not in error.message:
                 raise
@@ -106,7 +106,7 @@ class VideoWork:
         """Write a text under a temporary name for a segment, and return that."""
         part = self.new_part(segment)
         part.write_text(text, "utf-8")
-        sync(part)
+        sync_to_disk(part)
         return part
 
     def finish(self, segment: VideoSegment, part: Path) -> None:
@@ -137,7 +137,7 @@ class VideoWork:
 def pinned_plan(target: Path, key: str) -> Plan | None:
     """Return the plan of the run that left segments of ``target``, if they are of this ``key``."""
     try:
-        lines = (work_folder(target) / JOURNAL_NAME).read_text("utf-8").splitlines()
+        lines = (segments_folder(target) / JOURNAL_NAME).read_text("utf-8").splitlines()
     except OSError:
         return None
     found: Any = None

@@ -7,12 +7,12 @@ from typing import Literal, Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback
-from lowtide.jobs.denoise.comparisons import Comparisons
+from lowtide.jobs.denoise.comparisons import ReferenceFiles
 from lowtide.jobs.denoise.job import DenoiseJob
 from lowtide.jobs.denoise.raw.job import DenoiseRawJob
 from lowtide.jobs.denoise.report import DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
-from lowtide.jobs.denoise.volumes.job import VolumeJob
+from lowtide.jobs.denoise.volumes.job import DenoiseVolumeJob
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.keywords import ImageKeywords
 from lowtide.jobs.images.plan import plan_images
@@ -23,7 +23,7 @@ from lowtide.models.denoiser.config import SchedulerName
 _JOBS: dict[str, type[DenoiseJob]] = {
     "image": DenoiseJob,
     "raw": DenoiseRawJob,
-    "volume": VolumeJob,
+    "volume": DenoiseVolumeJob,
 }
 
 
@@ -101,7 +101,7 @@ def denoise(
             "--preview writes a part of a picture, and --reference and --comparison look at all",
             hint="drop --preview, or both of them",
         )
-    comparisons = Comparisons.find(
+    comparisons = ReferenceFiles.find(
         job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
     )
     if dry_run:

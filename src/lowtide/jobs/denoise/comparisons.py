@@ -11,7 +11,7 @@ import numpy as np
 from lowtide.core.errors import UsageError, install_extra
 from lowtide.core.figure_file import save_figure
 from lowtide.core.metrics import psnr
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.scores import find_references, score_files
 from lowtide.jobs.engine.report import write_sidecar
@@ -90,7 +90,7 @@ def non_local_means(noisy: np.ndarray, sigma: float) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Comparisons:
+class ReferenceFiles:
     """Clean files by input, and the path of a picture; both may be absent.
 
     ``force`` is whether a file at that path is replaced.
@@ -146,7 +146,7 @@ class Comparisons:
         limit = self.settings.max_pixels
         scratch = Path(self.settings.scratch) if self.settings.scratch else None
         for image in report.images:
-            check_cancel(cancel)
+            raise_if_cancelled(cancel)
             reference = self.references.get(image.input)
             if reference is not None and image.status in ("done", "skipped"):
                 files = Path(image.input), Path(image.output), reference

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lowtide.core.errors import UsageError
-from lowtide.core.signal import Sink, Source
+from lowtide.core.signal import RowSink, RowSource
 from lowtide.jobs.denoise.parts import (
-    Blend,
+    BlendSettings,
     BlendSink,
     PreviewPart,
     inspect_mask,
@@ -20,8 +20,13 @@ from lowtide.jobs.denoise.parts import (
 )
 from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
-from lowtide.jobs.denoise.states import STATE_FILES, StateAdapter, StateFile, StepSink
-from lowtide.jobs.engine.item import Item
+from lowtide.jobs.denoise.states import (
+    STATE_FILES,
+    SamplingStateAdapter,
+    SamplingStepSink,
+    ScratchImage,
+)
+from lowtide.jobs.engine.item import JobItem
 from lowtide.jobs.images.adapter import NoisyImageAdapter
 from lowtide.jobs.images.chosen_noise import (
     ImageNoise,
@@ -29,12 +34,12 @@ from lowtide.jobs.images.chosen_noise import (
 )
 from lowtide.jobs.images.job import ImageJob, ItemRun
 from lowtide.jobs.images.model_choice import DENOISER, suited_denoiser
-from lowtide.jobs.images.noise_finder import NoiseFinder, bands_of, denoisers_of, set_level
-from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.images.noise_finder import NoiseFinder, bands_of, denoisers_of, set_noise_level
+from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.media import ImageFacts, ImageSource
 from lowtide.media.discover import IMAGES, FilePair
-from lowtide.media.image_info import ImageInfo, ImageRows
+from lowtide.media.image_info import ImageInfo, ImageRowReader
 from lowtide.media.image_source import CroppedSource
 from lowtide.memory.budget import Budget
 from lowtide.models.denoiser.config import DenoiserConfig, SchedulerName
@@ -42,7 +47,7 @@ from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
 )
 from lowtide.models.denoiser.sampling import earlier_predictions, sampling_steps
-from lowtide.streaming.tiles.runner import RunOutcome
+from lowtide.streaming.tiles.runner import TileRunOutcome
 
 # Options that are for one kind of files.
 _KIND_OPTIONS = {
@@ -136,7 +141,7 @@ class DenoiseJob(ImageJob):
             scratch_bytes=facts.scratch_bytes + sum(one.scratch_bytes for one in others),
         )
 
-    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+    def open_source(self, item: JobItem, scratch: Path | None) -> ImageRowReader:
         """Open an item, or the part that is denoised; may be called more than once."""
         opened, preview = self._open_whole(item, scratch), self.settings.preview
         if preview is None:
@@ -144,10 +149,10 @@ class DenoiseJob(ImageJob):
         assert isinstance(opened, ImageSource)
         return CroppedSource(opened, *preview)
 
-    def _open_whole(self, item: Item, scratch: Path | None) -> ImageRows:
+    def _open_whole(self, item: JobItem, scratch: Path | None) -> ImageRowReader:
         return super().open_source(item, scratch)
 
-    def plan(self, item: Item) -> ImageTaskPlan:
+    def plan(self, item: JobItem) -> PlannedImage:
         """Plan one image from its header, and estimate its noise from its pixels."""
         planned = super().plan(item)
         self.check_colors(item, planned)
@@ -156,7 +161,7 @@ class DenoiseJob(ImageJob):
         planned.notes += self.level_notes(item)
         return planned
 
-    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedImageReport:
+    def item_report(self, item: JobItem, planned: PlannedImage, status: Any) -> DenoisedImageReport:
         """Return the report of a planned image, with its noise level."""
         settings = self.settings
         return DenoisedImageReport(
@@ -168,13 +173,16 @@ class DenoiseJob(ImageJob):
             preview=settings.preview,
         )
 
-    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+    def _execute(self, run: ItemRun, source: ImageRowReader, sink: RowSink) -> TileRunOutcome:
         settings, item, scratch = self.settings, run.item, run.pipeline.scratch
         if self._noise[item.index].is_none or not settings.is_blended:
             return self._denoise(run, source, sink)
         info = source.info
         white = None if info.sample_type == "float32" else info.full_scale
-        blend, crop = Blend(settings.strength, settings.chroma_only, white), settings.preview
+        blend, crop = (
+            BlendSettings(settings.strength, settings.chroma_only, white),
+            settings.preview,
+        )
         with ExitStack() as opened:
             before = opened.enter_context(self.open_again(item, source, scratch))
             mask = None
@@ -184,12 +192,12 @@ class DenoiseJob(ImageJob):
             return self._denoise(run, source, BlendSink(sink, blend, before, mask))
 
     def open_again(
-        self, item: Item, source: ImageRows, scratch: Path | None
-    ) -> AbstractContextManager[Source]:
+        self, item: JobItem, source: ImageRowReader, scratch: Path | None
+    ) -> AbstractContextManager[RowSource]:
         """Open an item whose ``source`` is being read for reading it a second time."""
         return self.open_source(item, scratch)
 
-    def _denoise(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+    def _denoise(self, run: ItemRun, source: ImageRowReader, sink: RowSink) -> TileRunOutcome:
         noise, pipeline = self._noise[run.item.index], run.pipeline
         if noise.is_none:
             self._set_level(0, noise.parameters)
@@ -198,32 +206,34 @@ class DenoiseJob(ImageJob):
                 sink.write(first, rows)
                 if on_rows is not None:
                     on_rows(len(rows))
-            return RunOutcome()
+            return TileRunOutcome()
         assert noise.sigma is not None
         self._set_level(noise.sigma, noise.parameters)
         if self.settings.steps > 1:
             return self._sample(run, source, sink, noise.sigma)
         return super()._execute(run, source, sink)
 
-    def _sample(self, run: ItemRun, source: ImageRows, sink: Sink, sigma: float) -> RunOutcome:
+    def _sample(
+        self, run: ItemRun, source: ImageRowReader, sink: RowSink, sigma: float
+    ) -> TileRunOutcome:
         """Run the network at each step's level, from one state to the next."""
         settings, info, item, pipeline = self.settings, source.info, run.item, run.pipeline
         parameters = self._noise[item.index].parameters
         steps = sampling_steps(self._scheduler, sigma, settings.steps, eta=settings.eta)
-        ends, outcome = self.adapter(item, info), RunOutcome()
-        between = StateAdapter(ends)
+        ends, outcome = self.adapter(item, info), TileRunOutcome()
+        between = SamplingStateAdapter(ends)
         on_rows = pipeline.report_rows(item, self.budget, info.height * len(steps))
         shape = (info.height, info.width, info.color_channels)
         with ExitStack() as stack:
             state, after, *earlier = (
-                stack.enter_context(closing(StateFile(shape, pipeline.scratch)))
+                stack.enter_context(closing(ScratchImage(shape, pipeline.scratch)))
                 for _ in range(STATE_FILES + self._earlier)
             )
             for first, rows in bands_of(source, pipeline.cancel):
                 state.write(first, ends.color(rows))
             for step in steps:
                 self._set_level(step.sigma, parameters)
-                made = StepSink(step, state, after, earlier, settings.seed)
+                made = SamplingStepSink(step, state, after, earlier, settings.seed)
                 done = self._run_network(run, state, made, between, on_rows)
                 outcome.events += done.events
                 outcome.fp32_reruns += done.fp32_reruns
@@ -252,13 +262,13 @@ class DenoiseJob(ImageJob):
         return next(denoisers_of(self.prepared)).config
 
     def _set_level(self, sigma: float, parameters: tuple[float, ...]) -> None:
-        set_level(self.prepared, sigma, parameters)
+        set_noise_level(self.prepared, sigma, parameters)
 
-    def adapter(self, item: Item, info: ImageInfo) -> NoisyImageAdapter:
+    def adapter(self, item: JobItem, info: ImageInfo) -> NoisyImageAdapter:
         """Return the conversion between an item's rows, of ``info``, and the network."""
         return NoisyImageAdapter(info, self.prepared.geometry.in_channels)
 
-    def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
+    def check_colors(self, item: JobItem, planned: PlannedImage) -> None:
         """Raise `UsageError` for an image whose colors the network is not for; note gray."""
         config, color = self._config, planned.facts.info.color_channels
         if config.cfa and color > 1:
@@ -270,12 +280,12 @@ class DenoiseJob(ImageJob):
         if self.settings.chroma_only and color == 1:
             planned.notes.append("the image is gray, so that with its brightness all of it is kept")
 
-    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+    def find_noise(self, item: JobItem, planned: PlannedImage) -> ImageNoise:
         """Return an image's noise: as given, of the table, or estimated from its pixels."""
         opened = partial(self._open_whole, item, self.settings.scratch)
         return self._finder.find(item.source, planned.facts, opened)
 
-    def level_notes(self, item: Item) -> list[str]:
+    def level_notes(self, item: JobItem) -> list[str]:
         """Return what a user has to know of an item's noise."""
         noise = self._noise[item.index]
         if noise.sigma is None:

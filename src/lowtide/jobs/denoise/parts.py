@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.core.signal import ClosedOnExit, Sink, Source
+from lowtide.core.signal import ClosedOnExit, RowSink, RowSource
 from lowtide.media import ImageFacts, ImageSource, inspect_image, open_image
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_source import CroppedSource
@@ -98,7 +98,7 @@ _BLOCK_VALUES = 1 << 17
 
 
 @dataclass(frozen=True)
-class Blend:
+class BlendSettings:
     """How far a result goes from its input.
 
     Attributes:
@@ -161,7 +161,9 @@ class BlendSink:
         mask: Weights (H, W, 1) in 0..1, or None.
     """
 
-    def __init__(self, sink: Sink, blend: Blend, before: Source, mask: Source | None) -> None:
+    def __init__(
+        self, sink: RowSink, blend: BlendSettings, before: RowSource, mask: RowSource | None
+    ) -> None:
         self._sink, self._blend, self._before, self._mask = sink, blend, before, mask
 
     def write(self, first: int, values: np.ndarray) -> None:

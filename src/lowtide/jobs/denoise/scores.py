@@ -115,11 +115,13 @@ def score_files(
     Raises:
         ImageError: A file cannot be read.
     """
-    before, after = (_score(Bands(one, reference, max_pixels, scratch)) for one in (noisy, result))
+    before, after = (
+        _score(PairedRowBands(one, reference, max_pixels, scratch)) for one in (noisy, result)
+    )
     return DenoiseScores(reference=str(reference), noisy=before, result=after)
 
 
-class Bands:
+class PairedRowBands:
     """Bands of rows of two files, as color (N, W, C) in 0..1, float64; may be read again."""
 
     def __init__(
@@ -151,7 +153,7 @@ class Bands:
                 yield one, other
 
 
-def _score(bands: Bands) -> ReferenceScores:
+def _score(bands: PairedRowBands) -> ReferenceScores:
     products = np.zeros(2)
     for image, clean in bands:
         products += np.vdot(image, clean), np.vdot(image, image)

@@ -14,7 +14,7 @@ from lowtide.models.denoiser.sampling import SamplingStep
 STATE_FILES = 2  # the state that is read, and the one that is written
 
 
-class StateFile:
+class ScratchImage:
     """Image of float32 (H, W, C) in a scratch file, as a source and a sink of any rows."""
 
     def __init__(self, shape: tuple[int, int, int], folder: Path | None) -> None:
@@ -40,7 +40,7 @@ class StateFile:
         self._file.close()
 
 
-class StepSink:
+class SamplingStepSink:
     """Sink of a step's clean image: writes the next state, row by row.
 
     Args:
@@ -52,9 +52,9 @@ class StepSink:
     def __init__(
         self,
         step: SamplingStep,
-        state: StateFile,
-        after: StateFile,
-        earlier: Sequence[StateFile],
+        state: ScratchImage,
+        after: ScratchImage,
+        earlier: Sequence[ScratchImage],
         seed: int,
     ) -> None:
         self._step, self._state, self._after, self._seed = step, state, after, seed
@@ -71,8 +71,8 @@ class StepSink:
             files[step.index % len(files)].write(first, values)
 
 
-class StateAdapter:
-    """`lowtide.core.signal.Adapter` between states and network: clamped nowhere.
+class SamplingStateAdapter:
+    """`lowtide.core.signal.ValueAdapter` between states and network: clamped nowhere.
 
     States are the color, in float32, that ``ends`` makes of an image.
     """

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from lowtide.attention.backends import get
+from lowtide.attention.backends import get_backend
 from lowtide.attention.spec import LocalDevice
-from lowtide.jobs.denoise.validation import DenoiseValidation
+from lowtide.jobs.denoise.validation import DenoiseValidator
 from lowtide.jobs.train.run import RunOptions, TrainReport, run_training
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.state import collect_file_facts
-from lowtide.training.task import Task, Validator
+from lowtide.training.task import TrainTask, Validator
 from lowtide.training.tasks.denoise_config import CleanPictures, DenoiseConfig, PhotographData
 from lowtide.training.tasks.denoising import (
-    DrawnNoise,
+    NoiseModelSampler,
     NoisyPatches,
-    drawn_noise,
     is_linear,
     make_denoiser_task,
     network_config,
+    noise_model_sampler,
 )
 
 
@@ -56,12 +56,12 @@ def train_denoise(
     return report
 
 
-def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> Task:
+def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> TrainTask:
     """Build the task of a configuration, with the data of one of ``processes``."""
-    data, noise = config.datasets.train, drawn_noise(config.datasets.train)
+    data, noise = config.datasets.train, noise_model_sampler(config.datasets.train)
     network = network_config(config, noise)
     photographs = _open(data, data, noise, gray=_gray_share(config))
-    batches = Batches(
+    batches = BatchLoader(
         NoisyPatches(photographs, noise, config),
         batch=data.batch_size_per_gpu * processes.world_size,
         shard=(processes.rank, processes.world_size),
@@ -74,7 +74,7 @@ def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> Task:
         if config.datasets.val is None:
             return None
         pictures = _open(config.datasets.val, data, noise, gray=_gray_share(config, whole=True))
-        return DenoiseValidation(config, pictures, noise, folder, device)
+        return DenoiseValidator(config, pictures, noise, folder, device)
 
     files = collect_file_facts(photographs.files())
     if noise.table is not None:
@@ -85,7 +85,10 @@ def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> Task:
 
 
 def _open(
-    folders: PhotographData | CleanPictures, data: PhotographData, noise: DrawnNoise, gray: float
+    folders: PhotographData | CleanPictures,
+    data: PhotographData,
+    noise: NoiseModelSampler,
+    gray: float,
 ) -> PhotographFolders:
     return PhotographFolders(
         folders.dataroot_gt,
@@ -109,7 +112,7 @@ def _attention_notes(config: DenoiseConfig, device: str) -> list[str]:
         return []
     import torch
 
-    missing = get("flash2").missing_requirement(LocalDevice.of(torch.device(device)))
+    missing = get_backend("flash2").missing_requirement(LocalDevice.of(torch.device(device)))
     if missing is None:
         return []
     return [f"attention flash: {missing.reason}; fused SDPA ran instead ({missing.fix})"]

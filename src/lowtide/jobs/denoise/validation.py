@@ -11,16 +11,16 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output, make_folder, remove_part_files
 from lowtide.core.metrics import psnr
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.jobs.denoise.job import DenoiseJob
 from lowtide.jobs.denoise.settings import DenoiseSettings
-from lowtide.jobs.train.validation_runs import ValidationRuns
+from lowtide.jobs.train.validation_runs import ValidationRunner
 from lowtide.media import open_image
 from lowtide.models.denoiser.noise_models import NoiseModel
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.tasks.denoise_config import DenoiseConfig
-from lowtide.training.tasks.denoising import DrawnNoise, save_denoiser
+from lowtide.training.tasks.denoising import NoiseModelSampler, save_denoiser
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ class ValidationNoise:
     iso: int | None
 
 
-class DenoiseValidation:
+class DenoiseValidator:
     """Denoise the validation photographs with given weights, within ``val.budget``.
 
     Noisy files of 16 bits are made once, at a few levels, by noise that depends on the seed alone.
@@ -54,16 +54,16 @@ class DenoiseValidation:
         self,
         config: DenoiseConfig,
         pictures: PhotographFolders,
-        noise: DrawnNoise,
+        noise: NoiseModelSampler,
         folder: Path,
         device: str,
     ) -> None:
         self._config, self._folder, self._device = config, folder, device
-        self._pictures, self._runs = pictures, ValidationRuns(DenoiseJob, device)
+        self._pictures, self._runs = pictures, ValidationRunner(DenoiseJob, device)
         self._noises = validation_noises(config, noise, folder / "validation")
         for number, one in enumerate(self._noises):
             for index in range(len(pictures)):
-                random = philox(config.manual_seed, _PURPOSE, number + 1, index)
+                random = philox_generator(config.manual_seed, _PURPOSE, number + 1, index)
                 _write(self._noisy(one, index), one.model.sample(self._clean(index), random))
 
     @property
@@ -123,7 +123,7 @@ class DenoiseValidation:
         return psnr(made, self._clean(index).astype(np.float64))
 
     def _clean(self, index: int) -> np.ndarray:
-        random = philox(self._config.manual_seed, _PURPOSE, 0, index)
+        random = philox_generator(self._config.manual_seed, _PURPOSE, 0, index)
         return self._pictures.whole(index, random)
 
     def _noisy(self, noise: ValidationNoise, index: int) -> Path:
@@ -132,7 +132,7 @@ class DenoiseValidation:
 
 
 def validation_noises(
-    config: DenoiseConfig, noise: DrawnNoise, folder: Path
+    config: DenoiseConfig, noise: NoiseModelSampler, folder: Path
 ) -> list[ValidationNoise]:
     """Return the noise of three levels, or of the lowest, a middle and the highest ISO.
 

@@ -12,16 +12,16 @@ from typing import Protocol
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.units import format_bytes
 from lowtide.jobs.engine.report import ItemReport, MemoryReport
-from lowtide.memory.meter import CudaMeter, HostMeter, Usage
+from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, PeakUsage
 from lowtide.memory.plan import LedgerRow, Plan
-from lowtide.memory.prediction.calibration import Residual, ResidualStore
+from lowtide.memory.prediction.calibration import PredictionResidual, PredictionResidualStore
 
 _TRIES = 3
 _STEP_DOWN = 0.7
 
 
 @dataclass
-class Item:
+class JobItem:
     """One file of a job, a clip, a volume or a series too, and its state across tries.
 
     ``part`` is the temporary name of its result, or None for a random one, and ``replace`` is
@@ -114,8 +114,8 @@ class ComputedItem:
 
     file: ResultFile
     report: ItemReport
-    usage: Usage
-    measurement_usage: Usage | None
+    usage: PeakUsage
+    measurement_usage: PeakUsage | None
     comparable: bool
 
 
@@ -127,13 +127,13 @@ class PendingItem:
     item while it was computed: other items that were being written, and what earlier ones left.
     """
 
-    item: Item
+    item: JobItem
     planned: PlannedItem
     computed: ComputedItem
     writing_row: LedgerRow
     other_rows: list[LedgerRow]
 
-    def add_usage(self, usage: Usage) -> None:
+    def add_usage(self, usage: PeakUsage) -> None:
         """Add a peak of the time in which nothing but this item was waited for."""
         self.computed.usage = self.computed.usage.merged(usage)
 
@@ -151,8 +151,8 @@ class PendingItem:
         # plans.
         if not report.events and computed.comparable:
             kind = "streamed" if plan.strategy.name == "streamed" else "tiled"
-            ResidualStore(plan.device, kind).add(
-                Residual(predicted=memory.predicted_bytes, measured=usage.peak_bytes)
+            PredictionResidualStore(plan.device, kind).add(
+                PredictionResidual(predicted=memory.predicted_bytes, measured=usage.peak_bytes)
             )
         report.events[:0] = item.events
         report.seconds, report.cpu_seconds = item.seconds, item.cpu_seconds
@@ -160,7 +160,7 @@ class PendingItem:
 
 
 def _memory_report(
-    plan: Plan, usage: Usage, measurement_usage: Usage | None, other_rows: list[LedgerRow]
+    plan: Plan, usage: PeakUsage, measurement_usage: PeakUsage | None, other_rows: list[LedgerRow]
 ) -> MemoryReport:
     checking = measurement_usage.peak_bytes if measurement_usage is not None else None
     # On the CPU the budget is host memory.
@@ -178,7 +178,7 @@ def _memory_report(
     )
 
 
-class EarlierItems:
+class EarlierItemsMemory:
     """Memory that the items of a job have to be planned with, in addition to their own.
 
     The process keeps some memory from item to item: compiled kernels, captured programs, and pages
@@ -186,7 +186,7 @@ class EarlierItems:
     job are too low, by that much.
     """
 
-    def __init__(self, meter: HostMeter | CudaMeter) -> None:
+    def __init__(self, meter: HostMemoryMeter | CudaMemoryMeter) -> None:
         self._meter = meter
         self._at_first: int | None = None
         self._held_bytes = self._over_bytes = 0

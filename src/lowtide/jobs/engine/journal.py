@@ -27,7 +27,7 @@ from typing import Any
 
 from lowtide.core.atomic_file import (
     PART_PATTERN,
-    append,
+    append_synced,
     atomic_write,
     new_part_name,
     write_error,
@@ -40,7 +40,7 @@ from lowtide.core.signal import ClosedOnExit
 JOURNAL_NAME = ".lowtide-journal.jsonl"
 
 
-class Journal(ClosedOnExit):
+class JobJournal(ClosedOnExit):
     """Journal of one output folder, locked against a second job while open.
 
     Raises:
@@ -226,7 +226,7 @@ class Journal(ClosedOnExit):
 
     def _write(self, text: str) -> None:
         try:
-            append(self._file.fileno(), text)
+            append_synced(self._file.fileno(), text)
         except OSError as error:
             raise write_error(self._path, error) from error
 
@@ -235,12 +235,12 @@ class Journal(ClosedOnExit):
 
 
 @contextlib.contextmanager
-def open_journal(folder: Path | None) -> Iterator[Journal | None]:
+def open_journal(folder: Path | None) -> Iterator[JobJournal | None]:
     """Open the journal of ``folder``, without what killed runs left; None for no folder."""
     if folder is None:
         yield None
         return
-    with Journal(folder) as journal:
+    with JobJournal(folder) as journal:
         journal.remove_parts()
         try:
             yield journal

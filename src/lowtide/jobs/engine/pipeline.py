@@ -12,11 +12,17 @@ from typing import Any, Literal, Protocol
 
 from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
 from lowtide.core.heap import restored_heap_mode, set_heap_mode
-from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.core.progress import Cancel, Progress, ProgressCallback, raise_if_cancelled
 from lowtide.core.units import format_bytes
-from lowtide.jobs.engine.item import ComputedItem, EarlierItems, Item, PendingItem, PlannedItem
+from lowtide.jobs.engine.item import (
+    ComputedItem,
+    EarlierItemsMemory,
+    JobItem,
+    PendingItem,
+    PlannedItem,
+)
 from lowtide.memory.budget import Budget
-from lowtide.memory.meter import CudaMeter, HostMeter, Usage
+from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, PeakUsage
 from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
 from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.streaming.planner.ledger_rows import beyond_least_margin
@@ -33,15 +39,17 @@ class Job(Protocol):
         """What an item and the files still being written may take together."""
         ...
 
-    def plan(self, item: Item) -> PlannedItem:
+    def plan(self, item: JobItem) -> PlannedItem:
         """Plan how to run an item, within ``item.limit_bytes`` if that is set."""
         ...
 
-    def run(self, item: Item, planned: Any, pipeline: Pipeline, queue_bytes: int) -> ComputedItem:
+    def run(
+        self, item: JobItem, planned: Any, pipeline: JobPipeline, queue_bytes: int
+    ) -> ComputedItem:
         """Compute an item. ``queue_bytes`` of its result may wait to be written."""
         ...
 
-    def in_fp32(self, pipeline: Pipeline) -> Job:
+    def in_fp32(self, pipeline: JobPipeline) -> Job:
         """Return the same job in fp32, within what the other weights leave of the budget."""
         ...
 
@@ -66,7 +74,7 @@ class ResultListener(Protocol):
         ...
 
 
-class Pipeline:
+class JobPipeline:
     """Runs the items of ``job`` and reports each result to ``listener``.
 
     Args:
@@ -81,7 +89,7 @@ class Pipeline:
         self,
         job: Job,
         listener: ResultListener,
-        meter: HostMeter | CudaMeter,
+        meter: HostMemoryMeter | CudaMemoryMeter,
         *,
         progress: ProgressCallback | None = None,
         cancel: Cancel = None,
@@ -96,9 +104,9 @@ class Pipeline:
         self._streams = streams if count > 1 else 1
         self._in_flight: list[tuple[Job, PendingItem]] = []
         self._block_sizes: tuple[object, ...] = ()
-        self._earlier, self._is_crowded = EarlierItems(meter), False
+        self._earlier, self._is_crowded = EarlierItemsMemory(meter), False
 
-    def run(self, items: Iterable[Item]) -> None:
+    def run(self, items: Iterable[JobItem]) -> None:
         """Run all ``items``; raises `Cancelled`, with no unfinished file left.
 
         The C heap is left in the mode that it was in.
@@ -106,7 +114,7 @@ class Pipeline:
         with restored_heap_mode():
             try:
                 for item in items:
-                    check_cancel(self.cancel)
+                    raise_if_cancelled(self.cancel)
                     self.submit(item)
                 self.commit_all()
             except Cancelled:
@@ -115,7 +123,7 @@ class Pipeline:
             finally:
                 self.abort()
 
-    def submit(self, item: Item) -> None:
+    def submit(self, item: JobItem) -> None:
         """Compute one item; on return it is being written, done or failed."""
         try:
             item.part = self._listener.new_part(item.index)
@@ -138,7 +146,7 @@ class Pipeline:
         while self._in_flight:
             self._in_flight.pop()[1].computed.file.abort()
 
-    def lap(self) -> Usage:
+    def lap(self) -> PeakUsage:
         """Return the peak since the last lap."""
         return self.meter.lap()
 
@@ -149,7 +157,7 @@ class Pipeline:
 
     def report_rows(
         self,
-        item: Item,
+        item: JobItem,
         budget: Budget,
         total: int,
         unit: str = "",
@@ -196,7 +204,7 @@ class Pipeline:
         self._listener.done(index, done.computed.report)
 
     def _attempt(
-        self, item: Item, job: Job, pending: PendingItem | None = None, *, commit: bool = False
+        self, item: JobItem, job: Job, pending: PendingItem | None = None, *, commit: bool = False
     ) -> tuple[Job, PendingItem]:
         """Compute an item unless it is ``pending``, and ``commit`` it: the loop of recovery.
 
@@ -247,7 +255,7 @@ class Pipeline:
                 self._block_sizes = ()  # measure what is held, even for an equal plan
         return job, pending
 
-    def _start(self, item: Item, job: Job) -> tuple[PlannedItem, int]:
+    def _start(self, item: JobItem, job: Job) -> tuple[PlannedItem, int]:
         """Plan an item and begin it, with room for what earlier items left.
 
         The plan is that of an undisturbed run wherever it has this room, so that a resumed folder
@@ -272,12 +280,14 @@ class Pipeline:
             self._begin(planned.plan)
         return planned, queue_bytes
 
-    def _leave_room(self, item: Item, job: Job) -> None:
+    def _leave_room(self, item: JobItem, job: Job) -> None:
         """Limit the plan of an item to what earlier ones leave of the budget."""
         room = job.budget.device_bytes - self._earlier.upper_bytes
         item.limit_bytes = min(room, item.limit_bytes or room)
 
-    def _compute(self, item: Item, job: Job, planned: PlannedItem, queue_bytes: int) -> PendingItem:
+    def _compute(
+        self, item: JobItem, job: Job, planned: PlannedItem, queue_bytes: int
+    ) -> PendingItem:
         other_rows = self._other_rows()
         computed = job.run(item, planned, self, queue_bytes)
         usual, most = planned.writing_bytes

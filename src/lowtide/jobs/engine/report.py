@@ -17,7 +17,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError, BudgetError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import MIB, format_bytes
-from lowtide.media.discover import Found
+from lowtide.media.discover import DiscoveredFiles
 from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.models.model_files import is_onnx
 
@@ -132,7 +132,7 @@ class SkippedInput(BaseModel):
     reason: str
 
     @classmethod
-    def of(cls, found: Found) -> list[Self]:
+    def of(cls, found: DiscoveredFiles) -> list[Self]:
         """Return what was found in addition to the inputs of a job's kind."""
         return [cls(path=str(one.path), reason=one.reason) for one in found.skipped]
 
@@ -197,7 +197,7 @@ class JobReport(BaseModel):
         )
 
 
-def versions(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
+def versions_used(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of all that determines the values, of ``model`` and ``packages`` too."""
     import pyvips
     import torch

@@ -11,8 +11,8 @@ from typing import Any
 from lowtide.core.atomic_file import require_output
 from lowtide.core.errors import LowtideError, OutputError, UsageError, describe_changes
 from lowtide.core.input_file import file_sha256
-from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.journal import Journal
+from lowtide.jobs.engine.item import JobItem
+from lowtide.jobs.engine.journal import JobJournal
 from lowtide.jobs.engine.report import ItemReport, JobReport, sidecar_path, write_sidecar
 from lowtide.media.discover import FilePair
 
@@ -29,7 +29,7 @@ class ResultRecorder:
         self,
         pairs: list[FilePair],
         report: JobReport,
-        journal: Journal | None,
+        journal: JobJournal | None,
         settings_key: str,
         *,
         force: bool,
@@ -68,11 +68,11 @@ class ResultRecorder:
             return False
         return True
 
-    def due_items(self) -> Iterator[Item]:
+    def due_items(self) -> Iterator[JobItem]:
         """Iterate over the items that have to be computed."""
         for index, pair in enumerate(self.pairs, start=1):
             if self.is_due(index):
-                yield Item(pair.source, pair.target, index, replace=self.force)
+                yield JobItem(pair.source, pair.target, index, replace=self.force)
 
     def new_part(self, index: int) -> Path | None:
         """Return a temporary name for the item's file; None for a random one."""
@@ -128,7 +128,7 @@ class ResultRecorder:
         self._recorded.insert(place, index)
         self._report.items.insert(place, item)
 
-    def _why_other(self, journal: Journal, target: Path, key: str) -> str:
+    def _why_other(self, journal: JobJournal, target: Path, key: str) -> str:
         """Return why a file that ``journal`` made is not the result of ``key``."""
         (content, _, settings), now = journal.key_of(target).partition("-"), key.partition("-")
         if settings != self._key:

@@ -19,7 +19,7 @@ from lowtide.core.heap import tune_heap
 from lowtide.core.progress import Progress
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.pipeline import Pipeline
+    from lowtide.jobs.engine.pipeline import JobPipeline
     from lowtide.jobs.engine.report import ItemReport
 
 _PROGRESS_SECONDS = 0.1
@@ -114,22 +114,22 @@ def main() -> None:
     except LowtideError as error:
         connection.send("cannot_start", **error_to_message(error))
         return
-    from lowtide.jobs.engine.item import Item
+    from lowtide.jobs.engine.item import JobItem
 
     try:
         while (order := connection.ask("next")) is not None:
             source, target = Path(order["source"]), Path(order["target"])
-            pipeline.submit(Item(source, target, order["index"], replace=order["replace"]))
+            pipeline.submit(JobItem(source, target, order["index"], replace=order["replace"]))
         pipeline.commit_all()
     finally:
         pipeline.abort()
         pipeline.meter.stop()
 
 
-def _make_pipeline(setup: dict[str, Any], connection: WorkerConnection) -> Pipeline:
+def _make_pipeline(setup: dict[str, Any], connection: WorkerConnection) -> JobPipeline:
     import torch
 
-    from lowtide.jobs.engine.pipeline import Pipeline
+    from lowtide.jobs.engine.pipeline import JobPipeline
     from lowtide.memory.meter import open_meter
 
     torch.set_num_threads(setup["threads"])
@@ -138,7 +138,7 @@ def _make_pipeline(setup: dict[str, Any], connection: WorkerConnection) -> Pipel
     job_type.preload(setup["setup"])
     meter = open_meter(setup["device"])
     meter.start()
-    return Pipeline(
+    return JobPipeline(
         job_type.load(setup["setup"]),
         connection,
         meter,

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from lowtide.core.errors import LowtideError, OutOfMemoryError
 from lowtide.core.heap import heap_is_tuned
-from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.core.progress import Cancel, Progress, ProgressCallback, raise_if_cancelled
 from lowtide.core.python_child import start_python
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.engine.worker_process import error_from_message, error_to_message
@@ -70,7 +70,7 @@ class _Worker:
         return f"{how}{': ' + words[-1] if words else ''}"
 
 
-class Workers:
+class WorkerPool:
     """Run the items of ``results`` that are due in worker processes on ``devices``.
 
     Args:
@@ -114,7 +114,7 @@ class Workers:
             for device in self._devices:
                 self._start(device)
             while self._running:
-                check_cancel(cancel)
+                raise_if_cancelled(cancel)
                 try:
                     worker, message = self._messages.get(timeout=_POLL_SECONDS)
                 except queue.Empty:

@@ -17,7 +17,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.jobs.engine.report import reported_db
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.export import calibration_images
-from lowtide.jobs.export.report import ExportReport, ExportTiming, SizeReport
+from lowtide.jobs.export.report import ExportReport, ExportTiming, SizeCheckReport
 from lowtide.jobs.export.settings import ExportKeywords, ExportSettings
 from lowtide.models.export import (
     CannotRunError,
@@ -209,10 +209,10 @@ def _mismatch_error(model: Model, check: SizeCheck) -> ModelError:
     )
 
 
-def _size_report(check: SizeCheck) -> SizeReport:
+def _size_report(check: SizeCheck) -> SizeCheckReport:
     fields = vars(check)
     decibels = None if check.psnr_db is None else reported_db(check.psnr_db)
-    return SizeReport(**{**fields, "psnr_db": decibels})
+    return SizeCheckReport(**{**fields, "psnr_db": decibels})
 
 
 def _target(output: str | Path, *, force: bool) -> Path:

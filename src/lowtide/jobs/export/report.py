@@ -13,7 +13,7 @@ from lowtide.core.units import format_bytes
 from lowtide.jobs.export.settings import FilePrecision
 
 
-class SizeReport(BaseModel):
+class SizeCheckReport(BaseModel):
     """Comparison with PyTorch at one image size.
 
     Sizes are in pixels; see `lowtide.models.export.SizeCheck`.
@@ -57,7 +57,7 @@ class ExportReport(BaseModel):
     precision: FilePrecision
     checked: bool
     unchecked_reason: str = ""
-    sizes: tuple[SizeReport, ...] = ()
+    sizes: tuple[SizeCheckReport, ...] = ()
     timing: ExportTiming | None = None
     notes: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class ExportReport(BaseModel):
         return "\n".join(lines)
 
 
-def _size_line(one: SizeReport) -> str:
+def _size_line(one: SizeCheckReport) -> str:
     text = f"{one.width}×{one.height}: differs by {one.difference:.1e} from PyTorch in fp32"
     decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
     if one.bound is None:

@@ -10,9 +10,9 @@ import numpy as np
 
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
-from lowtide.core.progress import Cancel, Progress, ProgressCallback, check_cancel
+from lowtide.core.progress import Cancel, Progress, ProgressCallback, raise_if_cancelled
 from lowtide.jobs.engine.settings import show_keywords
-from lowtide.jobs.forecast.backtest_methods import FittedMethods, Method, fit_methods
+from lowtide.jobs.forecast.backtest_methods import FittedMethods, Method, fit_backtest_methods
 from lowtide.jobs.forecast.command import (
     NAMES,
     named_outputs,
@@ -21,15 +21,15 @@ from lowtide.jobs.forecast.command import (
     require_room_for_paths,
 )
 from lowtide.jobs.forecast.report import BacktestReport, HorizonScores
-from lowtide.jobs.forecast.scores import Scores, load_scoringrules
+from lowtide.jobs.forecast.scores import ForecastScoreSums, load_scoringrules
 from lowtide.jobs.forecast.settings import BacktestKeywords, BacktestSettings
 from lowtide.jobs.forecast.trained import TrainedForecaster, without_attention_warnings
 from lowtide.media.table import read_table
 from lowtide.media.table_frames import TableData
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.process_memory import available_host_bytes, failing_beyond_container
-from lowtide.models.forecaster.paths import Distribution
-from lowtide.models.forecaster.windows import targets
+from lowtide.models.forecaster.paths import ForecastDistribution
+from lowtide.models.forecaster.windows import target_windows
 
 # Shares of the rows of the split 70/10/20.
 _TRAIN, _TEST = 0.7, 0.2
@@ -104,7 +104,9 @@ def backtest(
     )
     for horizon in chosen.wanted:
         with failing_beyond_container():
-            fitted = fit_methods(table, horizon, train, str(chosen.model), chosen.paths, trained)
+            fitted = fit_backtest_methods(
+                table, horizon, train, str(chosen.model), chosen.paths, trained
+            )
             report.notes += [text for text in fitted.notes if text not in report.notes]
             report.horizons.append(
                 scoring.of_horizon(fitted, horizon, trained is not None, progress, cancel)
@@ -207,12 +209,12 @@ class _Scoring:
         distance = _joint_stride(len(origins), self._stride, diffusion=diffusion)
         joint = np.arange(len(origins)) % distance == 0
         deviation, unit = fitted.deviation[self._scored], fitted.unit[self._scored]
-        scores = {method.name: Scores(deviation, unit) for method in fitted.methods}
+        scores = {method.name: ForecastScoreSums(deviation, unit) for method in fitted.methods}
         for start in range(0, len(origins), _ORIGINS):
             part = slice(start, start + _ORIGINS)
-            made: dict[Callable, Distribution] = {}
+            made: dict[Callable, ForecastDistribution] = {}
             for method in fitted.methods:
-                check_cancel(cancel)
+                raise_if_cancelled(cancel)
                 where = joint[part]
                 if method.predict in made:
                     windows = made[method.predict]
@@ -242,11 +244,15 @@ class _Scoring:
         )
 
     def _add(
-        self, scores: Scores, method: Method, windows: Distribution, joint: np.ndarray
+        self,
+        scores: ForecastScoreSums,
+        method: Method,
+        windows: ForecastDistribution,
+        joint: np.ndarray,
     ) -> None:
         """Add the scores of ``windows``; ``joint`` [n] says which of them have joint scores."""
         horizon = windows.mean.shape[1]
-        truth = targets(self._values, windows.origins, horizon)
+        truth = target_windows(self._values, windows.origins, horizon)
         rows = max(1, _SAMPLE_BYTES // (8 * self._samples * horizon * self._variables))
         if method.single_steps == "all":
             scores.add_points(truth, windows.mean[..., self._scored])

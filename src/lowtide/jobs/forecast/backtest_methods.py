@@ -13,11 +13,11 @@ from lowtide.jobs.forecast.command import floors
 from lowtide.jobs.forecast.source import choose_method, known_notes, without_known
 from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster
 from lowtide.media.time_table import TimeTable
-from lowtide.models.forecaster.bands import GaussianPaths
-from lowtide.models.forecaster.choice import Choice, fit_model
+from lowtide.models.forecaster.bands import GaussianPathSampler
+from lowtide.models.forecaster.choice import ForecasterChoice, fit_model
 from lowtide.models.forecaster.known_effects import KnownEffects
 from lowtide.models.forecaster.methods import METHODS, NAIVE, RIDGE
-from lowtide.models.forecaster.paths import PATHS, Distribution, PathSampler, Scaler
+from lowtide.models.forecaster.paths import PATHS, ForecastDistribution, PathSampler, StandardScaler
 
 # The last value, with errors that occurred.
 RANDOM_WALK = "naive (random walk)"
@@ -38,7 +38,7 @@ class Method:
     """
 
     name: str
-    predict: Callable[[np.ndarray], Distribution]
+    predict: Callable[[np.ndarray], ForecastDistribution]
     sampler: PathSampler
     single_steps: Literal["all", "joint", "none"] = "all"
 
@@ -62,7 +62,7 @@ class FittedMethods:
     notes: list[str]
 
 
-def fit_methods(
+def fit_backtest_methods(
     table: TimeTable,
     horizon: int,
     train: int,
@@ -75,7 +75,7 @@ def fit_methods(
     A ``trained`` forecaster is taken as it is and called ``ridge``. After the forecaster come its
     other paths, it with Gaussian errors, every other method by its name, and the last value.
     """
-    deviation = Scaler.fit(table.values[:train]).deviation
+    deviation = StandardScaler.fit(table.values[:train]).deviation
     season = table.grid.season if table.grid.season < train else 1
     changes = np.abs(table.values[season:train] - table.values[: train - season])
     known = np.isfinite(changes)
@@ -106,7 +106,7 @@ def fit_methods(
     for other, kind in PATHS.items():
         if other != drawn:
             methods.append(Method(f"{name}, {other} paths", predict, kind(residuals), "none"))
-    methods.append(Method(f"{name}, Gaussian errors", predict, GaussianPaths()))
+    methods.append(Method(f"{name}, Gaussian errors", predict, GaussianPathSampler()))
     for other in METHODS:
         if other != name:
             try:
@@ -132,9 +132,9 @@ class _Binding:
         self._floor = floors(replace(table, values=whole[:train]), None)
 
     def predict(
-        self, forecast: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution]
-    ) -> Callable[[np.ndarray], Distribution]:
-        def at(origins: np.ndarray) -> Distribution:
+        self, forecast: Callable[[np.ndarray, np.ndarray, np.ndarray], ForecastDistribution]
+    ) -> Callable[[np.ndarray], ForecastDistribution]:
+        def at(origins: np.ndarray) -> ForecastDistribution:
             targets = origins[:, None] + np.arange(self._horizon)
             found = forecast(self._table.values, origins, self._phases[targets])
             found = found if self._effects is None else found.plus(self._effects[targets])
@@ -142,10 +142,10 @@ class _Binding:
 
         return at
 
-    def method(self, name: str, choice: Choice) -> Method:
+    def method(self, name: str, choice: ForecasterChoice) -> Method:
         return Method(name, self.predict(choice.forecaster.predict), choice.paths.sampler)
 
-    def last_value(self) -> Choice:
+    def last_value(self) -> ForecasterChoice:
         first = self._table.values[: self._train]
         phases = self._phases[: self._train]
         return fit_model(NAIVE, first, phases, horizon=self._horizon, season=1)

@@ -23,14 +23,14 @@ from lowtide.jobs.forecast.frames import (
 )
 from lowtide.jobs.forecast.report import ForecastReport, source_facts
 from lowtide.jobs.forecast.settings import ForecastKeywords, ForecastSettings, SeriesSettings
-from lowtide.jobs.forecast.source import NAMES, ForecastSource, forecast_sources, known_notes
+from lowtide.jobs.forecast.source import NAMES, TableForecaster, known_notes, table_forecasters
 from lowtide.jobs.forecast.trained import (
     DIFFUSION,
     without_attention_warnings,
 )
 from lowtide.media.table_bytes import is_stdin
 from lowtide.media.table_frames import TableData
-from lowtide.media.table_words import listed
+from lowtide.media.table_words import list_chosen_names
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.process_memory import available_host_bytes, failing_beyond_container
 
@@ -86,7 +86,7 @@ def forecast(
     for path in tables:
         require_table_name(path)
     wanted = require_outputs(data, tables, chosen.plot, force=force)
-    table, sources = forecast_sources(chosen.model, data, steps, chosen.paths, chosen)
+    table, sources = table_forecasters(chosen.model, data, steps, chosen.paths, chosen)
     require_room_for_paths(chosen.samples, steps, len(table.names))
     place = table.place_of_target(chosen.target)
     floor = floors(table, chosen.non_negative)
@@ -126,7 +126,7 @@ def forecast(
 
 
 def _notes(
-    table: TimeTable, sources: Sequence[ForecastSource], steps: int, cut: np.ndarray
+    table: TimeTable, sources: Sequence[TableForecaster], steps: int, cut: np.ndarray
 ) -> list[str]:
     """Return what is to be said of a table and its forecast, of which 0 ``cut`` [D] series."""
     notes = list(dict.fromkeys([*table.notes, *(text for one in sources for text in one.notes)]))
@@ -134,13 +134,13 @@ def _notes(
     if len(table.by_end()) > 1:
         notes.append("each series is forecast from its own last value on")
     if cut.any():
-        names = listed(table.names, cut)
+        names = list_chosen_names(table.names, cut)
         notes.append(f"bands end at 0, below which the data never were: {names}")
     return notes
 
 
 def _mean_and_samples(
-    sources: Sequence[ForecastSource], floor: np.ndarray, steps: int, samples: int, seed: int
+    sources: Sequence[TableForecaster], floor: np.ndarray, steps: int, samples: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean [H, D] and sample paths [S, H, D] of all series, none below ``floor`` [D]."""
     mean, drawn = np.empty((steps, len(floor))), np.empty((samples, steps, len(floor)))

@@ -15,8 +15,8 @@ from lowtide.models.forecaster.bands import ENOUGH_WINDOWS
 from lowtide.models.forecaster.methods import AUTO, ETS, MEAN, NAIVE, PLAIN, RIDGE, THETA
 
 if TYPE_CHECKING:
-    from lowtide.jobs.forecast.source import ForecastSource
-    from lowtide.models.forecaster.choice import Choice
+    from lowtide.jobs.forecast.source import TableForecaster
+    from lowtide.models.forecaster.choice import ForecasterChoice
 
 
 _METHOD_WIDTH, _WIDTH = 27, 12
@@ -226,7 +226,7 @@ class ForecastReport(BaseModel):
         return lines
 
 
-def source_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[str, Any]:
+def source_facts(sources: Sequence[TableForecaster], place: int | None) -> dict[str, Any]:
     """Return what a report says of forecasters, of all series or the one at a place."""
     first = sources[0]  # of the series that end last
     ridges = getattr(first.forecaster, "ridges", ())
@@ -239,7 +239,7 @@ def source_facts(sources: Sequence[ForecastSource], place: int | None) -> dict[s
     }
     by_series, methods = dict[int, tuple[str, SeriesFacts]](), Counter[str]()
     ratios, held = list[float](), list[float]()
-    judged: Choice | None = None
+    judged: ForecasterChoice | None = None
     for source in sources:
         choice = source.choice
         for one, whole in enumerate(source.places.tolist()):

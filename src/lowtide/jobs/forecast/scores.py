@@ -20,7 +20,7 @@ _BANDS = 80, 95
 _OF_SERIES = "mase", "smape", "mae", "mse", "crps", "coverage80", "coverage95"
 
 
-class Scores:
+class ForecastScoreSums:
     """Sums of scores over windows, of values divided by ``deviation`` [D].
 
     ``unit`` [D] is the error that scaled errors are of: of repeating the last season, in the part

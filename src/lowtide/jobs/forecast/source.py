@@ -13,21 +13,21 @@ from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster
 from lowtide.media.table import read_table
 from lowtide.media.table_frames import TableData
 from lowtide.media.table_options import TableOptions
-from lowtide.media.table_words import few, listed
+from lowtide.media.table_words import first_few, list_chosen_names
 from lowtide.media.time_table import TimeTable
 from lowtide.memory.process_memory import available_host_bytes, failing_beyond_container
-from lowtide.models.forecaster.choice import Choice, ChosenForecaster, fit_model
+from lowtide.models.forecaster.choice import ForecasterChoice, PerVariableForecaster, fit_model
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.forecaster.known_effects import KnownEffects
 from lowtide.models.forecaster.methods import AUTO, METHODS
-from lowtide.models.forecaster.paths import AUTO_PATHS, Distribution, PathChoice
+from lowtide.models.forecaster.paths import AUTO_PATHS, ForecastDistribution, PathChoice
 
 # What a model may be besides a folder.
 NAMES = (AUTO, *METHODS)
 
 
 @dataclass(frozen=True)
-class ForecastSource:
+class TableForecaster:
     """Forecaster of some series of a table.
 
     Attributes:
@@ -44,10 +44,10 @@ class ForecastSource:
 
     table: TimeTable
     places: np.ndarray
-    forecaster: RidgeForecaster | ChosenForecaster
-    made: Distribution
+    forecaster: RidgeForecaster | PerVariableForecaster
+    made: ForecastDistribution
     paths: PathChoice
-    choice: Choice | None = None
+    choice: ForecasterChoice | None = None
     effects: KnownEffects | None = None
     until: str | None = None
     model_notes: list[str] | tuple[str, ...] = ()
@@ -57,20 +57,20 @@ class ForecastSource:
         """What is to be said of methods, and of series that forecasts cannot be judged by."""
         found = [*(self.choice.notes if self.choice is not None else ()), *self.model_notes]
         if self.forecaster.unverified.any():
-            names = listed(self.table.names, self.forecaster.unverified)
-            own = isinstance(self.forecaster, ChosenForecaster)
+            names = list_chosen_names(self.table.names, self.forecaster.unverified)
+            own = isinstance(self.forecaster, PerVariableForecaster)
             bands = "guesses" if own else "those of other series"
             found.append(f"too few values to judge forecasts by, bands are {bands}: {names}")
         return found
 
 
-def forecast_sources(
+def table_forecasters(
     model: str | Path,
     data: TableData,
     steps: int,
     paths: str,
     options: TableOptions,
-) -> tuple[TimeTable, list[ForecastSource]]:
+) -> tuple[TimeTable, list[TableForecaster]]:
     """Return the table of ``data`` and what forecasts it ``steps`` ahead.
 
     Series that end together have one source: the method called ``model``, or the best, is fitted
@@ -87,7 +87,7 @@ def forecast_sources(
     trained.require_horizon(steps)
     table, name = trained.read_table(data, options), trained.path_name(paths)
     energy = {} if name == DIFFUSION else trained.ridge.paths.energy
-    source = ForecastSource(
+    source = TableForecaster(
         table,
         np.arange(len(table.names)),
         trained.ridge,
@@ -101,7 +101,7 @@ def forecast_sources(
 
 def _fitted(
     table: TimeTable, places: np.ndarray, model: str, steps: int, paths: str
-) -> ForecastSource:
+) -> TableForecaster:
     """Fit to series at ``places`` of a whole table, which end together."""
     table, effects = without_known(table)
     choice = choose_method(table, steps, model, paths=paths)
@@ -109,10 +109,12 @@ def _fitted(
     made = _from_end(table, end, by.predict, steps)
     if effects is not None:
         made = made.plus(effects.of(known_at(table, end, steps)))
-    return ForecastSource(table, places, by, made, by.paths, choice, effects)
+    return TableForecaster(table, places, by, made, by.paths, choice, effects)
 
 
-def _from_own_ends(table: TimeTable, trained: TrainedForecaster, steps: int) -> Distribution:
+def _from_own_ends(
+    table: TimeTable, trained: TrainedForecaster, steps: int
+) -> ForecastDistribution:
     """Return what a model of all series says of what follows the last value of each."""
     context = trained.ridge.context
     parts = [
@@ -129,10 +131,10 @@ def _from_own_ends(table: TimeTable, trained: TrainedForecaster, steps: int) -> 
 def _from_end(
     table: TimeTable,
     end: int,
-    predict: Callable[[np.ndarray, np.ndarray, np.ndarray], Distribution],
+    predict: Callable[[np.ndarray, np.ndarray, np.ndarray], ForecastDistribution],
     steps: int,
     context: int = 0,
-) -> Distribution:
+) -> ForecastDistribution:
     """Return the distribution of ``steps`` from ``end`` on, of one window.
 
     Where a model looks back at more steps than there are, ``context``, they are missing values.
@@ -168,11 +170,11 @@ def known_notes(table: TimeTable, steps: int, effects: Sequence[KnownEffects]) -
     if not table.known_names:
         return []
     if not effects:
-        return [f"known ahead, but of no use to a trained model: {few(table.known_names)}"]
+        return [f"known ahead, but of no use to a trained model: {first_few(table.known_names)}"]
     used = np.any([one.used for one in effects], axis=0)
     notes = []
     if not used.all():
-        names = listed(table.known_names, ~used)
+        names = list_chosen_names(table.known_names, ~used)
         notes.append(f"known ahead, but without a clear effect, so not used: {names}")
     ahead = [known_at(table.of_series(places), end, steps) for end, places in table.by_end()]
     there = np.isfinite(np.concatenate(ahead, axis=1)[..., used]).all(axis=-1).sum(axis=0)
@@ -191,7 +193,7 @@ def choose_method(
     *,
     steps: int | None = None,
     paths: str = AUTO_PATHS,
-) -> Choice:
+) -> ForecasterChoice:
     """Return the method called ``model``, or the best, of the first ``steps`` of a table."""
     values = table.values[:steps]
     if len(values) < 2:

@@ -23,17 +23,17 @@ from lowtide.media.time_table import TimeTable
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster
 from lowtide.models.ldm4ts.model import LDM4TSModel
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.setup import limited_build
 from lowtide.training.state import collect_file_facts
-from lowtide.training.task import Task, Validator
+from lowtide.training.task import TrainTask, Validator
 from lowtide.training.tasks.forecast_config import ForecastConfig, TableData
 from lowtide.training.tasks.forecasting import (
     DENOISER,
-    DenoisingValidation,
     NoisyWindows,
     ResidualWindows,
+    VelocityValidator,
     make_denoising_task,
 )
 
@@ -71,9 +71,9 @@ def train_forecast(
     """
     chosen = config if isinstance(config, ForecastConfig) else ForecastConfig.from_file(config)
     folder = Path(output) / chosen.name
-    tasks: list[Task] = []
+    tasks: list[TrainTask] = []
 
-    def make_task(config: ForecastConfig, processes: ProcessGroup) -> Task:
+    def make_task(config: ForecastConfig, processes: ProcessGroup) -> TrainTask:
         tasks.append(make_forecast_task(config, processes, folder=folder))
         return tasks[0]
 
@@ -93,7 +93,9 @@ def _gain(share: float) -> str:
     return f"training took {1 - share:.1%} off the error of held-out paths in closed form"
 
 
-def make_forecast_task(config: ForecastConfig, processes: ProcessGroup, *, folder: Path) -> Task:
+def make_forecast_task(
+    config: ForecastConfig, processes: ProcessGroup, *, folder: Path
+) -> TrainTask:
     """Build the task of a configuration, with the data of one of ``processes``.
 
     ``folder`` is that of the run.
@@ -119,7 +121,7 @@ def make_windows_task(
     processes: ProcessGroup,
     *,
     save: Callable[[Path, nn.Module], Path],
-) -> Task:
+) -> TrainTask:
     """Build the task of training a denoiser on ``windows`` of a table, whatever left them.
 
     ``save`` writes a network to a file and returns it.
@@ -133,7 +135,7 @@ def make_windows_task(
     return make_denoising_task(
         config,
         denoiser,
-        Batches(
+        BatchLoader(
             NoisyWindows(trained, denoiser.latent_shape, config.network.diffusion_steps),
             batch=data.batch_size_per_gpu * processes.world_size,
             shard=(processes.rank, processes.world_size),
@@ -206,4 +208,4 @@ def _facts(config: ForecastConfig, table: TimeTable, steps: int) -> TrainedFacts
 
 
 def _validator(config: ForecastConfig, windows: ResidualWindows, device: str) -> Validator:
-    return DenoisingValidation(config, windows, device)
+    return VelocityValidator(config, windows, device)

@@ -24,7 +24,7 @@ from lowtide.media.time_table import TimeTable
 from lowtide.memory.library_memory import require_room_for_libraries
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models.forecaster.forecaster import RidgeForecaster, load_forecaster, save_forecaster
-from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, Distribution, PathSampler
+from lowtide.models.forecaster.paths import AUTO_PATHS, PATHS, ForecastDistribution, PathSampler
 from lowtide.models.forecaster.windows import forward_fill
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class TrainedForecaster:
                 hint="give a longer history",
             )
 
-    def predict(self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray) -> Distribution:
+    def predict(
+        self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray
+    ) -> ForecastDistribution:
         """Return distributions of the first h steps, as `RidgeForecaster.predict`.
 
         Args:
@@ -215,7 +217,7 @@ class TrainedForecaster:
         # Steps after the wanted ones are not looked at: any phase does.
         padded = np.pad(phases, ((0, 0), (0, most - steps)), mode="edge")
         made = self.ridge.predict(values, origins, padded)
-        return Distribution(made.origins, made.mean[:, :steps], made.scale[:, :steps])
+        return ForecastDistribution(made.origins, made.mean[:, :steps], made.scale[:, :steps])
 
     def path_name(self, name: str) -> str:
         """Return the name of the sampler that ``name`` means: ``"auto"`` is diffusion."""
@@ -230,11 +232,11 @@ class TrainedForecaster:
         """
         if name != DIFFUSION:
             return PATHS[name](np.ascontiguousarray(self.ridge.residuals[:, :steps]))
-        from lowtide.models.ldm4ts.diffusion_paths import DiffusionPaths
+        from lowtide.models.ldm4ts.diffusion_paths import DiffusionPathSampler
 
         usual = self.denoiser.config.sampling_steps
         taken = usual if sampling_steps is None else min(sampling_steps, usual)
-        return DiffusionPaths(self.denoiser, standardized(self.ridge, table), taken)
+        return DiffusionPathSampler(self.denoiser, standardized(self.ridge, table), taken)
 
 
 def standardized(ridge: RidgeForecaster, table: TimeTable) -> np.ndarray:

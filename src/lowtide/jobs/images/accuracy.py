@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowtide.core.signal import Adapter
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.core.signal import ValueAdapter
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.report import AccuracyReport, ErrorFigure, reported_db
 from lowtide.jobs.images.prepared import PreparedModel
-from lowtide.media.image_info import ImageRows
-from lowtide.memory.meter import Usage
+from lowtide.media.image_info import ImageRowReader
+from lowtide.memory.meter import PeakUsage
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan, StreamedStrategy, TiledStrategy
-from lowtide.models.low_precision import LowPrecision
+from lowtide.models.low_precision import LowPrecisionWrapper
 from lowtide.models.onnx_model import OnnxNetwork
 from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_pixels
-from lowtide.streaming.tiles.error_sample import MeasuredError, execution_error, precision_error
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.error_sample import SampledError, execution_error, precision_error
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 
 def measure_accuracy(
     prepared: PreparedModel,
     plan: Plan,
-    reopen: Callable[[], ImageRows],
-    adapter: Adapter,
-    pipeline: Pipeline,
+    reopen: Callable[[], ImageRowReader],
+    adapter: ValueAdapter,
+    pipeline: JobPipeline,
     *,
     limit_bytes: int,
-) -> tuple[AccuracyReport, Usage | None]:
+) -> tuple[AccuracyReport, PeakUsage | None]:
     """Measure the accuracy of one image's result within ``limit_bytes``.
 
     ``reopen`` opens the image once more, and ``adapter`` converts its rows.
@@ -51,8 +51,8 @@ def measure_accuracy(
 def _accuracy(
     prepared: PreparedModel,
     plan: Plan,
-    reopen: Callable[[], ImageRows],
-    adapter: Adapter,
+    reopen: Callable[[], ImageRowReader],
+    adapter: ValueAdapter,
     limit_bytes: int,
 ) -> AccuracyReport:
     """Report the accuracy class, and measure the error on sampled tiles if not exact."""
@@ -101,13 +101,13 @@ def _accuracy(
     )
 
 
-def _precision_note(network: NetworkSpec) -> str:
+def _precision_note(network: RunnableNetwork) -> str:
     """Return which layers stay in fp32, or what differs in an ONNX file."""
     parts = getattr(network.forward, "modules", tuple)()
     if onnx := next((part for part in parts if isinstance(part, OnnxNetwork)), None):
         low = onnx.low_precision
         return f"with weights in {low}; the file has no others to compare with" if low else ""
-    if not isinstance(network.forward, LowPrecision):
+    if not isinstance(network.forward, LowPrecisionWrapper):
         return ""
     reason = network.forward.reason
     if reason:
@@ -115,7 +115,7 @@ def _precision_note(network: NetworkSpec) -> str:
     return "all but the first and the last convolution"
 
 
-def _figure(error: MeasuredError) -> ErrorFigure:
+def _figure(error: SampledError) -> ErrorFigure:
     return ErrorFigure(
         psnr_db=reported_db(error.psnr_db),
         max_error=error.max_error,

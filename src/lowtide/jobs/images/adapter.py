@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from lowtide.core.errors import ModelError
-from lowtide.jobs.images.value_range import FloatScale
+from lowtide.jobs.images.value_range import ValueRangeScale
 from lowtide.media.image_info import ImageInfo
 from lowtide.models.denoiser.config import NOISY_RANGE
 
@@ -32,7 +32,7 @@ def require_image_channels(in_channels: int, out_channels: int) -> None:
 
 
 class ImageAdapter:
-    """`lowtide.core.signal.Adapter` of one kind of image and networks of so many channels.
+    """`lowtide.core.signal.ValueAdapter` of one kind of image and networks of so many channels.
 
     One image becomes ``inputs`` network inputs, the last of them for alpha if there is one.
     Results are images of the same kind.
@@ -45,7 +45,7 @@ class ImageAdapter:
         self._full_scale = info.full_scale
         self.inputs = self._color_inputs + info.alpha
         known = info.value_range if info.sample_type == "float32" else None
-        self._floats = None if known is None else FloatScale(known)
+        self._floats = None if known is None else ValueRangeScale(known)
         self._has_gaps = known is not None and known.not_finite > 0
         self.context = 1 if info.alpha else 0 if self._has_gaps else None
         self.channels = info.channels

@@ -1,4 +1,4 @@
-"""Build a `NetworkSpec` from a model: its device, precision and memory format."""
+"""Build a `RunnableNetwork` from a model: its device, precision and memory format."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lowtide.memory.meter import resident_bytes_of
 from lowtide.models import Model
 from lowtide.models.loaded_model import SelfEnsemble, weight_bytes
 from lowtide.models.onnx_model import OnnxModel
-from lowtide.streaming.tiles.tile_step import DTYPES, Forward, NetworkSpec
+from lowtide.streaming.tiles.tile_step import DTYPES, Forward, RunnableNetwork
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def build_network(model: Model, device: str, precision: Precision) -> NetworkSpec:
-    """Move ``model`` to ``device`` in ``precision`` and return its `NetworkSpec`.
+def build_network(model: Model, device: str, precision: Precision) -> RunnableNetwork:
+    """Move ``model`` to ``device`` in ``precision`` and return its `RunnableNetwork`.
 
     Below fp32 the network keeps a copy of the model in fp32 to measure the error against.
     """
@@ -31,7 +31,7 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
     if precision != "fp32":
         model.to_low_precision(DTYPES[precision])
         trim_heap(collect=True)  # free what tracing the layers' order left
-    return NetworkSpec(
+    return RunnableNetwork(
         forward=model.module,
         scale=facts.scale,
         in_channels=facts.in_channels,
@@ -43,7 +43,7 @@ def build_network(model: Model, device: str, precision: Precision) -> NetworkSpe
     )
 
 
-def ensemble_network(network: NetworkSpec) -> NetworkSpec:
+def ensemble_network(network: RunnableNetwork) -> RunnableNetwork:
     """Wrap ``network`` and its fp32 reference in an 8-fold `SelfEnsemble`."""
     exact = network.make_fp32_forward
     return replace(
@@ -57,7 +57,7 @@ def _self_ensemble(forward: Forward) -> SelfEnsemble:
     return SelfEnsemble(as_module(forward)).eval()
 
 
-def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
+def network_weight_bytes(network: RunnableNetwork, model: Model) -> int:
     """Return the bytes of the network's weights and of its fp32 reference copy."""
     if isinstance(model, OnnxModel):
         # ONNX Runtime repacks the weights and keeps its graph too: up to ten times the file's
@@ -69,7 +69,7 @@ def network_weight_bytes(network: NetworkSpec, model: Model) -> int:
     return low + weight_bytes(as_module(network.make_fp32_forward()))
 
 
-def copy_network(network: NetworkSpec, device: str) -> NetworkSpec:
+def copy_network(network: RunnableNetwork, device: str) -> RunnableNetwork:
     """Copy ``network`` to ``device``; on the same device the copy shares the weights."""
     module = as_module(network.forward)
     if device == network.device:
@@ -103,7 +103,9 @@ def _fp32_factory(model: Model, device: str) -> functools.partial[nn.Module]:
     return functools.partial(model.module.to, device)
 
 
-def to_memory_format(network: NetworkSpec, model: Model, channels_last: bool) -> NetworkSpec:
+def to_memory_format(
+    network: RunnableNetwork, model: Model, channels_last: bool
+) -> RunnableNetwork:
     """Convert ``network``, built from ``model``, to channels-last if asked."""
     if not channels_last:
         return network

@@ -12,14 +12,14 @@ import numpy as np
 from lowtide.core.errors import UsageError
 from lowtide.core.input_file import exists
 from lowtide.models.denoiser.config import DenoiserConfig
-from lowtide.models.denoiser.noise_level import LEAST_SIGMA, LevelEstimate
+from lowtide.models.denoiser.noise_level import LEAST_SIGMA, NoiseEstimate
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
     NoiseModel,
     PoissonGaussianNoise,
     RicianNoise,
 )
-from lowtide.models.denoiser.noise_statistics import ImageStatistics
+from lowtide.models.denoiser.noise_statistics import ImageVarianceStatistics
 from lowtide.models.denoiser.noise_table import NoiseTable, load_noise, noise_model_names
 from lowtide.models.denoiser.variance import fit_lower_line
 
@@ -180,7 +180,7 @@ def require_trained_noise(chosen: ChosenNoise | None, config: DenoiserConfig, mo
 
 
 def estimate_doubts(
-    found: LevelEstimate, noise: NoiseModel, option: str = "--sigma"
+    found: NoiseEstimate, noise: NoiseModel, option: str = "--sigma"
 ) -> tuple[str, ...]:
     """Return notes on what an image leaves open about its noise.
 
@@ -217,7 +217,7 @@ def estimate_poisson_gaussian(bands: Iterable[np.ndarray]) -> PoissonGaussianNoi
     Returns:
         The noise, or None where no pixel tells it: too few, or all clipped.
     """
-    statistics = ImageStatistics()
+    statistics = ImageVarianceStatistics()
     for rows in bands:
         for plane in np.moveaxis(rows, -1, 0):
             statistics.add(plane)

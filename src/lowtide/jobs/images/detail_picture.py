@@ -17,7 +17,7 @@ from lowtide.jobs.images.adapter import NoisyImageAdapter
 from lowtide.jobs.images.report import ImageReport
 from lowtide.jobs.images.value_range import shared_range
 from lowtide.media import open_image
-from lowtide.media.discover import Found
+from lowtide.media.discover import DiscoveredFiles
 from lowtide.models.resample import CubicReads
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Detail:
 
 
 def require_comparison(
-    path: Path, found: Found, others: Iterable[Path] = (), *, force: bool
+    path: Path, found: DiscoveredFiles, others: Iterable[Path] = (), *, force: bool
 ) -> None:
     """Raise `UsageError` where a picture cannot be made, before anything runs.
 

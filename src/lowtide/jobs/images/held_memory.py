@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from lowtide.jobs.images.build_network import as_module
-from lowtide.memory.meter import CudaMeter, HostMeter
-from lowtide.memory.oom import HeapLimit
+from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter
+from lowtide.memory.oom import HeapLimiter
 from lowtide.memory.plan import Plan
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.01
 
 
-class HeldMemory:
+class RunMemoryLimiter:
     """Resident memory of a run, of which ``other_bytes`` are not in its plan.
 
     Tiles fit the free blocks that tiles leave in the heap, mostly: equal runs of equal tiles took
@@ -32,13 +32,17 @@ class HeldMemory:
     """
 
     def __init__(
-        self, meter: HostMeter | CudaMeter, plan: Plan, budget_bytes: int, other_bytes: int
+        self,
+        meter: HostMemoryMeter | CudaMemoryMeter,
+        plan: Plan,
+        budget_bytes: int,
+        other_bytes: int,
     ) -> None:
         self._budget = budget_bytes
         banded = plan.strategy.name == "streamed"
         halfway = (plan.predicted_bytes + plan.upper_bytes) // 2
         expected = plan.predicted_bytes if banded else halfway
-        self._limit = HeapLimit(lambda: meter.current_bytes, other_bytes + expected, plan.device)
+        self._limit = HeapLimiter(lambda: meter.current_bytes, other_bytes + expected, plan.device)
         special = banded or plan.is_specialized or plan.strategy.device_count > 1
         self._looked = -math.inf
         self._in_layers = plan.device == "cpu" and not special
@@ -52,7 +56,7 @@ class HeldMemory:
         return self.make_room(0) > self._budget
 
     @contextlib.contextmanager
-    def limited(self, network: NetworkSpec) -> Iterator[None]:
+    def limited(self, network: RunnableNetwork) -> Iterator[None]:
         """Keep the limit before each layer of ``network`` too, in calls inside the block.
 
         Where it computes in whole tiles, by PyTorch and in this process's heap; elsewhere nothing

@@ -9,47 +9,47 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from lowtide.core.atomic_file import require_output
-from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.core.signal import RowSink, RowSource, ValueAdapter
 from lowtide.jobs.engine.devices import divide_threads
-from lowtide.jobs.engine.item import ComputedItem, Item
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.item import ComputedItem, JobItem
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.report import JobReport
 from lowtide.jobs.images.accuracy import measure_accuracy
-from lowtide.jobs.images.held_memory import HeldMemory
+from lowtide.jobs.images.held_memory import RunMemoryLimiter
 from lowtide.jobs.images.model_costs import timed_in_passing
-from lowtide.jobs.images.plan_in_child import PlanInChild
-from lowtide.jobs.images.planning import ImageTaskPlan, plan_image
-from lowtide.jobs.images.prepare import preload_libraries, prepare
-from lowtide.jobs.images.prepared import Measurements, PreparedModel
+from lowtide.jobs.images.plan_in_child import ChildPlanner
+from lowtide.jobs.images.planning import PlannedImage, plan_image
+from lowtide.jobs.images.prepare import import_job_libraries, load_prepared_model
+from lowtide.jobs.images.prepared import PlanMeasurements, PreparedModel
 from lowtide.jobs.images.report import ImageReport
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.target_size import TargetSize, drops_alpha, target_size
 from lowtide.jobs.images.value_range import find_value_range, range_notes
 from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media import (
-    AsyncWriter,
+    AsyncSink,
     ImageFacts,
     ImageSource,
     inspect_image,
     open_image,
     open_sink,
 )
-from lowtide.media.discover import IMAGES, FilePair, Found, MediaKind, discover
-from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows, ValueRange
+from lowtide.media.discover import IMAGES, DiscoveredFiles, FilePair, MediaKind, discover_files
+from lowtide.media.image_info import ImageInfo, ImageRowReader, ImageRowWriter, ValueRange
 from lowtide.media.image_source import CroppedSource
 from lowtide.memory.budget import Budget
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_file import PlanFile
-from lowtide.streaming.tiles.runner import RunOutcome, execute_plan
+from lowtide.streaming.tiles.runner import TileRunOutcome, execute_plan
 
 
 @dataclass(frozen=True)
 class ItemRun:
     """An item that is run: its plan, the pipeline, and the bytes that may wait to be written."""
 
-    item: Item
-    planned: ImageTaskPlan
-    pipeline: Pipeline
+    item: JobItem
+    planned: PlannedImage
+    pipeline: JobPipeline
     queue_bytes: int
 
 
@@ -83,7 +83,7 @@ class ImageJob:
         *,
         plan_file: PlanFile | None = None,
         images: int = 1,
-        child: PlanInChild | None = None,
+        child: ChildPlanner | None = None,
     ) -> None:
         self.prepared, self.settings, self.budget = prepared, settings, budget
         self._plan_file, self._images, self._child = plan_file, images, child
@@ -102,7 +102,7 @@ class ImageJob:
         """
         return settings, ""
 
-    def plan(self, item: Item) -> ImageTaskPlan:
+    def plan(self, item: JobItem) -> PlannedImage:
         """Plan one image from its header."""
         smaller = item.limit_bytes is not None and not self.settings.overrides.only_bands
         if smaller and self.prepared.costs.only_whole:
@@ -113,7 +113,7 @@ class ImageJob:
             planned.notes += range_notes(replace(planned.facts.info, value_range=known))
         return planned
 
-    def plan_run(self, item: Item) -> ImageTaskPlan:
+    def plan_run(self, item: JobItem) -> PlannedImage:
         """Plan the runs of the network on one image from its header, in this process."""
         sizes = self.sizes(item)
         return plan_image(
@@ -130,14 +130,14 @@ class ImageJob:
         )
 
     def run(
-        self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
+        self, item: JobItem, planned: PlannedImage, pipeline: JobPipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute all rows of one image, which are written meanwhile and after."""
         with contextlib.ExitStack() as opened:
             source = opened.enter_context(self.open_source(item, pipeline.scratch))
             sink = self.open_sink(item, planned, source)
             if queue_bytes:
-                sink = AsyncWriter(sink, queue_bytes)
+                sink = AsyncSink(sink, queue_bytes)
             try:
                 run = ItemRun(item, planned, pipeline, queue_bytes)
                 outcome = self._execute(run, source, sink)
@@ -170,12 +170,14 @@ class ImageJob:
         Raises:
             LowtideError: One is not installed; the hint names the extra.
         """
-        preload_libraries(settings)
+        import_job_libraries(settings)
 
     @classmethod
-    def find(cls, inputs: Sequence[str | Path], output: str | Path, settings: Any) -> Found:
-        """Pair inputs with outputs; raises as `lowtide.media.discover.discover`."""
-        return discover(
+    def find(
+        cls, inputs: Sequence[str | Path], output: str | Path, settings: Any
+    ) -> DiscoveredFiles:
+        """Pair inputs with outputs; raises as `lowtide.media.discover.discover_files`."""
+        return discover_files(
             list(map(str, inputs)),
             output,
             kind=cls.media_kind,
@@ -205,16 +207,16 @@ class ImageJob:
         facts = facts or cls.inspect(source, settings)
         return target_size(source, target, settings, scale, facts)
 
-    def sizes(self, item: Item) -> TargetSize:
+    def sizes(self, item: JobItem) -> TargetSize:
         """Return sizes and format of an item's result; what the network gets is an image."""
         scale = self.prepared.geometry.scale
         return self.target_size(item.source, item.target, self.settings, scale)
 
-    def adapter(self, item: Item, info: ImageInfo) -> Adapter:
+    def adapter(self, item: JobItem, info: ImageInfo) -> ValueAdapter:
         """Return the conversion between an item's rows, of ``info``, and the network."""
         return self.prepared.adapter(info)
 
-    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+    def open_source(self, item: JobItem, scratch: Path | None) -> ImageRowReader:
         """Open an item for reading; may be called more than once."""
         return open_image(
             item.source,
@@ -225,13 +227,15 @@ class ImageJob:
             with_alpha=not drops_alpha(item.target, self.settings, self._facts_of(item)),
         )
 
-    def _facts_of(self, item: Item) -> ImageFacts:
+    def _facts_of(self, item: JobItem) -> ImageFacts:
         return inspect_image(item.source, max_pixels=self.settings.max_pixels)
 
-    def _value_range(self, item: Item, scratch: str | Path | None) -> ValueRange | None:
+    def _value_range(self, item: JobItem, scratch: str | Path | None) -> ValueRange | None:
         return find_value_range(item.source, self.settings.max_pixels, scratch)
 
-    def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
+    def open_sink(
+        self, item: JobItem, planned: PlannedImage, source: ImageRowReader
+    ) -> ImageRowWriter:
         """Open an item's result for writing the rows that the network makes of ``source``."""
         assert isinstance(source, ImageSource | CroppedSource)
         if source.zero_alpha:
@@ -249,7 +253,7 @@ class ImageJob:
             replace=item.replace,
         )
 
-    def in_fp32(self, pipeline: Pipeline) -> Self:
+    def in_fp32(self, pipeline: JobPipeline) -> Self:
         """Return the same job in fp32, within what the half-precision weights leave."""
         if self._fp32_job is None:
             settings = replace(self.settings, precision="fp32", plan_file=None)
@@ -259,7 +263,7 @@ class ImageJob:
                 device_bytes=self.budget.device_bytes - taken,
                 host_bytes=self.budget.host_bytes - taken * (self.budget.device == "cpu"),
             )
-            prepared = prepare(
+            prepared = load_prepared_model(
                 settings,
                 device=self.prepared.network.device,
                 cancel=pipeline.cancel,
@@ -276,7 +280,7 @@ class ImageJob:
     def _measure_tiles(self) -> None:
         """Measure what a model that ran whole at once has not needed so far."""
         known = self.prepared
-        measured = prepare(
+        measured = load_prepared_model(
             self.settings,
             device=known.network.device,
             limit_bytes=self.budget.device_bytes // 2,
@@ -288,7 +292,7 @@ class ImageJob:
             float_copies=known.float_copies,
         )
 
-    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> ImageReport:
+    def item_report(self, item: JobItem, planned: PlannedImage, status: Any) -> ImageReport:
         """Return the report of a planned image."""
         info = planned.facts.info
         return ImageReport(
@@ -312,17 +316,17 @@ class ImageJob:
     def load(cls, setup: dict[str, Any]) -> Self:
         """Make the job of a worker from what `worker_setup` returned.
 
-        Or that of a `PlanInChild`, for which ``measured`` may be None, and ``files`` be (source,
+        Or that of a `ChildPlanner`, for which ``measured`` may be None, and ``files`` be (source,
         target) of the only image.
         """
         settings, budget = cls.settings_type.from_json(setup["settings"]), Budget(**setup["budget"])
         plan_file = PlanFile.read(settings.plan_file) if settings.plan_file else None
         pairs = [FilePair(Path(one), Path(two), one) for one, two in setup.get("files", ())]
-        prepared = prepare(
+        prepared = load_prepared_model(
             settings,
             device=budget.device,
             limit_bytes=budget.device_bytes // 2,
-            known=setup["measured"] and Measurements.model_validate(setup["measured"]),
+            known=setup["measured"] and PlanMeasurements.model_validate(setup["measured"]),
             replayed=plan_file.first if plan_file else None,
             whole=whole_image(cls, settings, budget, pairs, None),
         )
@@ -338,7 +342,7 @@ class ImageJob:
             "images": self._images,
         }
 
-    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+    def _execute(self, run: ItemRun, source: ImageRowReader, sink: RowSink) -> TileRunOutcome:
         """Run the network on the rows of ``source``, and write those of the result."""
         on_rows = run.pipeline.report_rows(run.item, self.budget, run.planned.upscaled.height)
         return self._run_network(run, source, sink, self.adapter(run.item, source.info), on_rows)
@@ -346,14 +350,14 @@ class ImageJob:
     def _run_network(
         self,
         run: ItemRun,
-        source: Source,
-        sink: Sink,
-        adapter: Adapter,
+        source: RowSource,
+        sink: RowSink,
+        adapter: ValueAdapter,
         on_rows: Callable[[int], None] | None,
-    ) -> RunOutcome:
+    ) -> TileRunOutcome:
         plan, pipeline, prepared = run.planned.plan, run.pipeline, self.prepared
         other_bytes = run.queue_bytes + pipeline.others_bytes(plan.device)
-        held_memory = HeldMemory(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
+        held_memory = RunMemoryLimiter(pipeline.meter, plan, self.budget.device_bytes, other_bytes)
         with divide_threads(plan.strategy.device_count, pipeline.threads):
             required = self.settings.compile == "on"
             network = prepared.network_for(
@@ -385,7 +389,7 @@ class ImageJob:
         return not (special or several) and self.prepared.network.free_memory is None
 
 
-def _events(outcome: RunOutcome) -> list[str]:
+def _events(outcome: TileRunOutcome) -> list[str]:
     redone = [
         f"{outcome.fp32_reruns} batches had values that are not finite and were run again in fp32"
     ]

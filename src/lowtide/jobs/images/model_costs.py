@@ -18,7 +18,7 @@ from lowtide.core.progress import Cancel
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.cpu_half_precision import expected_slowdown
 from lowtide.memory.plan import Plan
-from lowtide.memory.plan_store import PlanStore, machine
+from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.probe.measure_costs import (
     known_costs,
@@ -26,7 +26,7 @@ from lowtide.streaming.probe.measure_costs import (
     trace_bands,
     trace_whole,
 )
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 if TYPE_CHECKING:
     pass
@@ -36,14 +36,14 @@ _LEAST_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class CostLookup:
+class ModelCostFinder:
     """Finds or measures the costs of one network.
 
     ``identity`` is its hash, and the version of the runtime where that is not PyTorch.
     ``on_measuring`` is called before anything is measured.
     """
 
-    network: NetworkSpec
+    network: RunnableNetwork
     sha256: str
     identity: str
     geometry: ModelGeometry
@@ -137,20 +137,20 @@ def stored_costs(
     limit cut short, by its bytes, and those of whole images or bands, by a word.
     """
     facts = _cost_facts(identity, device, precision, part)
-    found = PlanStore().get("costs", *facts)
+    found = JsonCache().get("costs", *facts)
     return None if found is None else ModelCosts.model_validate(found)
 
 
 def store_costs(costs: ModelCosts, identity: str, part: int | str | None = None) -> None:
     """Store costs for `stored_costs`."""
     facts = _cost_facts(identity, costs.device, costs.precision, part)
-    PlanStore().put("costs", *facts, value=costs.model_dump(mode="json"))
+    JsonCache().put("costs", *facts, value=costs.model_dump(mode="json"))
 
 
 def _cost_facts(
     identity: str, device: str, precision: Precision, part: int | str | None
 ) -> tuple[object, ...]:
-    return identity, precision, part, heap_is_tuned(), *machine(device)
+    return identity, precision, part, heap_is_tuned(), *machine_facts(device)
 
 
 def _rounded(limit_bytes: int | None) -> int | None:
@@ -158,7 +158,7 @@ def _rounded(limit_bytes: int | None) -> int | None:
     return None if limit_bytes is None else 1 << (limit_bytes.bit_length() - 1)
 
 
-def shipped_costs(network: NetworkSpec, sha256: str) -> ModelCosts | None:
+def shipped_costs(network: RunnableNetwork, sha256: str) -> ModelCosts | None:
     """Return the costs that ship with a bundled model, in fp32 on the CPU; None for others.
 
     They are what traces and comparisons find on any machine; no time is among them.
@@ -187,20 +187,20 @@ def timed_in_passing(costs: ModelCosts, plan: Plan) -> Iterator[None]:
     if costs.points or seconds < _LEAST_SECONDS:
         return
     facts = _clock_facts(costs)
-    known = PlanStore().get("clock", *facts)
+    known = JsonCache().get("clock", *facts)
     if known is None or seconds > 2 * known["seconds"]:
         ratio = costs.clock_ratio * seconds / plan.seconds
-        PlanStore().put("clock", *facts, value={"ratio": ratio, "seconds": seconds})
+        JsonCache().put("clock", *facts, value={"ratio": ratio, "seconds": seconds})
 
 
 def _with_clock_ratio(costs: ModelCosts) -> ModelCosts:
     """Return costs whose seconds are those of this machine, as far as it ran the model before."""
     if costs.points:
         return costs
-    known = PlanStore().get("clock", *_clock_facts(costs))
+    known = JsonCache().get("clock", *_clock_facts(costs))
     ratio = expected_slowdown(costs.precision) if known is None else known["ratio"]
     return costs.model_copy(update={"clock_ratio": ratio})
 
 
 def _clock_facts(costs: ModelCosts) -> tuple[object, ...]:
-    return costs.sha256, costs.precision, *machine()
+    return costs.sha256, costs.precision, *machine_facts()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.jobs.images.adapter import NoisyImageAdapter
 from lowtide.jobs.images.chosen_noise import (
     ChosenNoise,
@@ -21,10 +21,10 @@ from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.media import ImageFacts
 from lowtide.media.coding_traces import color_step
 from lowtide.media.formats import JPEG
-from lowtide.media.image_info import ImageRows
+from lowtide.media.image_info import ImageRowReader
 from lowtide.models.denoiser.config import DenoiserConfig, FiniteDenoiserConfig
 from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
-from lowtide.models.denoiser.noise_level import LevelEstimate, NoiseLevel
+from lowtide.models.denoiser.noise_level import NoiseEstimate, NoiseEstimator
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
     PoissonGaussianNoise,
@@ -47,20 +47,20 @@ def denoisers_of(prepared: PreparedModel) -> Iterator[LeveledDenoiser]:
             yield from denoisers_in(network.make_fp32_forward())
 
 
-def set_level(prepared: PreparedModel, sigma: float, parameters: tuple[float, ...]) -> None:
+def set_noise_level(prepared: PreparedModel, sigma: float, parameters: tuple[float, ...]) -> None:
     """Give a network's denoisers the noise that they remove, as `ImageNoise` has it."""
     for denoiser in denoisers_of(prepared):
         denoiser.set_level(sigma, parameters)
 
 
 def bands_of(
-    source: ImageRows, cancel: Cancel = None, pixels: int = _BAND_PIXELS
+    source: ImageRowReader, cancel: Cancel = None, pixels: int = _BAND_PIXELS
 ) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows) of an image, from the top down, of about ``pixels`` each."""
     height, width, _ = source.shape
     step = max(1, pixels // width)
     for first in range(0, height, step):
-        check_cancel(cancel)
+        raise_if_cancelled(cancel)
         yield first, source.read(first, min(first + step, height))
 
 
@@ -81,7 +81,7 @@ class NoiseFinder:
     option: str = "--sigma"
 
     def find(
-        self, source: Path, facts: ImageFacts, open_picture: Callable[[], ImageRows]
+        self, source: Path, facts: ImageFacts, open_picture: Callable[[], ImageRowReader]
     ) -> ImageNoise:
         """Return the noise of a picture, which is opened and read where it has to be estimated."""
         chosen, given = self.chosen, "given"
@@ -118,26 +118,26 @@ class NoiseFinder:
         }
 
     def _estimate(
-        self, source: Path, facts: ImageFacts, open_picture: Callable[[], ImageRows]
+        self, source: Path, facts: ImageFacts, open_picture: Callable[[], ImageRowReader]
     ) -> ImageNoise:
         """Return the noise that pixels show; its kind alone where the level was given."""
         by_light = self.chosen is not None and self.chosen.name == PoissonGaussianNoise.name
         lost = color_step(source) / 255 if facts.format == JPEG.name else 0.0
-        level = NoiseLevel(facts.info.color_channels, lost=lost)
+        level = NoiseEstimator(facts.info.color_channels, lost=lost)
         with open_picture() as opened:
             adapter = NoisyImageAdapter(opened.info, opened.info.color_channels)
             bands = bands_of(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
             colors = (adapter.visible_color(rows) for _, rows in bands)
             return (self._by_light if by_light else self._gaussian)(colors, level)
 
-    def _gaussian(self, bands: Iterable[np.ndarray], level: NoiseLevel) -> ImageNoise:
+    def _gaussian(self, bands: Iterable[np.ndarray], level: NoiseEstimator) -> ImageNoise:
         """Return noise that is the same at all values; by octaves, if the network takes them."""
         for rows in bands:
             level.add(rows)
         found = level.estimate()
         if self.sigma is not None:
             given = GaussianNoise(std=self.sigma / 255)
-            noise = self._by_octaves(given, found or LevelEstimate(0.0))
+            noise = self._by_octaves(given, found or NoiseEstimate(0.0))
             return replace(noise, source="given")
         if found is None:
             return self._unknown
@@ -145,7 +145,7 @@ class NoiseFinder:
         doubts = estimate_doubts(found, known, self.option)
         return replace(self._by_octaves(known, found), doubts=doubts)
 
-    def _by_light(self, bands: Iterable[np.ndarray], level: NoiseLevel) -> ImageNoise:
+    def _by_light(self, bands: Iterable[np.ndarray], level: NoiseEstimator) -> ImageNoise:
         """Return noise that grows with the values."""
 
         def seen() -> Iterator[np.ndarray]:
@@ -160,7 +160,7 @@ class NoiseFinder:
         doubts = estimate_doubts(found, known, self.option)
         return ImageNoise(*network_terms(known, self.config), "estimated", doubts=doubts)
 
-    def _by_octaves(self, known: GaussianNoise, found: LevelEstimate) -> ImageNoise:
+    def _by_octaves(self, known: GaussianNoise, found: NoiseEstimate) -> ImageNoise:
         sigma, parameters = network_terms(known, self.config)
         if isinstance(self.config, FiniteDenoiserConfig):
             parameters = found.shares or parameters
@@ -172,7 +172,7 @@ class NoiseFinder:
         return ImageNoise(None, (0.0,) * self.config.noise_parameters, "estimated")
 
 
-def _strips(source: ImageRows) -> Iterator[tuple[int, Any]]:
+def _strips(source: ImageRowReader) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows) of strips of blocks: all of them, or of a large image some."""
     height, width, _ = source.shape
     step = BLOCK * -(-height * width // _ENOUGH_PIXELS)

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from lowtide.core.errors import LowtideError, ModelError, UsageError
 from lowtide.core.option import Precision
-from lowtide.core.progress import Cancel, ProgressCallback, check_cancel
+from lowtide.core.progress import Cancel, ProgressCallback, raise_if_cancelled
 from lowtide.jobs.engine.devices import castable_precisions, preferred_precision, resolve_device
-from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.report import SkippedInput, versions
+from lowtide.jobs.engine.item import JobItem
+from lowtide.jobs.engine.report import SkippedInput, versions_used
 from lowtide.jobs.images.build_network import ensemble_network, to_memory_format
 from lowtide.jobs.images.job import ImageJob
-from lowtide.jobs.images.prepare import load_model, prepare
+from lowtide.jobs.images.prepare import load_model, load_prepared_model
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.images.run import Inputs, find_jobs, scale_checker
 from lowtide.jobs.images.settings import ImageSettings
@@ -31,7 +31,7 @@ from lowtide.models import ModelDescriptor
 from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
 from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import DTYPES, NetworkSpec, takes_channels_last
+from lowtide.streaming.tiles.tile_step import DTYPES, RunnableNetwork, takes_channels_last
 
 _SIDES = (128, 256, 512, 1024)
 
@@ -48,8 +48,8 @@ def prepare_for_profile(
     cached; memory comes from traces, seconds from the profile's rates.
 
     Args:
-        progress: As in `prepare`.
-        on_loaded: As in `prepare`.
+        progress: As in `load_prepared_model`.
+        on_loaded: As in `load_prepared_model`.
 
     Raises:
         ModelError: The model cannot be traced.
@@ -57,7 +57,7 @@ def prepare_for_profile(
     """
     if settings.cuda_graphs:
         require_cuda_graphs(profile.kind)
-    reference = prepare(
+    reference = load_prepared_model(
         dataclasses.replace(settings, precision="fp32", cuda_graphs=False),
         device="cpu",
         progress=progress,
@@ -86,7 +86,7 @@ def prepare_for_profile(
 
 
 def _costs(
-    reference: PreparedModel, network: NetworkSpec, profile: DeviceProfile, weight_bytes: int
+    reference: PreparedModel, network: RunnableNetwork, profile: DeviceProfile, weight_bytes: int
 ) -> ModelCosts:
     shape = reference.geometry
     points, traced = [], []
@@ -155,12 +155,12 @@ def plan_images(
         model=job.prepared.descriptor.to_dict(),
         model_choice=why,
         device=job.prepared.network.device,
-        versions=versions(chosen.model_name, job_type.packages),
+        versions=versions_used(chosen.model_name, job_type.packages),
         skipped_inputs=SkippedInput.of(found),
     )
     for index, pair in enumerate(pairs, start=1):
-        check_cancel(cancel)
-        item = Item(pair.source, pair.target, index)
+        raise_if_cancelled(cancel)
+        item = JobItem(pair.source, pair.target, index)
         try:
             report.items.append(job.item_report(item, job.plan(item), "planned"))
         except LowtideError as error:
@@ -181,7 +181,7 @@ def _load_job(
 ) -> ImageJob:
     """Load the model on the device of ``settings``, which may be absent."""
     profile, check = (
-        absent_device_profile(settings.device),
+        profile_if_absent(settings.device),
         scale_checker(job_type, pairs, settings),
     )
     if profile is not None:
@@ -194,7 +194,7 @@ def _load_job(
         meter = open_meter(device)
         meter.start()
         try:
-            prepared = prepare(
+            prepared = load_prepared_model(
                 settings,
                 device=device,
                 limit_bytes=budget.device_bytes // 2,
@@ -211,7 +211,7 @@ def _load_job(
     return job_type(prepared, settings, budget, plan_file=plan_file, images=len(pairs))
 
 
-def absent_device_profile(device: str) -> DeviceProfile | None:
+def profile_if_absent(device: str) -> DeviceProfile | None:
     """Return the profile that ``device`` names, or None for a device of this machine.
 
     Raises:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lowtide.core.errors import LowtideError
 from lowtide.core.heap import heap_is_tuned, tune_heap
 from lowtide.core.option import Precision
-from lowtide.core.progress import Cancel, Phase, ProgressCallback, check_cancel, report_phase
+from lowtide.core.progress import Cancel, Phase, ProgressCallback, raise_if_cancelled, report_phase
 from lowtide.core.python_child import start_python
 from lowtide.core.units import MIB, format_bytes
 from lowtide.jobs.engine.worker_process import WorkerConnection
@@ -28,11 +28,11 @@ from lowtide.memory.library_memory import room_for_processes
 from lowtide.memory.process_memory import RESIDENT_PEAK
 
 if TYPE_CHECKING:
-    from lowtide.jobs.engine.item import Item
-    from lowtide.jobs.images.planning import ImageTaskPlan
+    from lowtide.jobs.engine.item import JobItem
+    from lowtide.jobs.images.planning import PlannedImage
     from lowtide.jobs.images.prepared import PreparedModel
     from lowtide.jobs.images.settings import ImageSettings
-    from lowtide.jobs.images.whole_image import PlanningJob, WholeImage
+    from lowtide.jobs.images.whole_image import PlannableJob, WholeImage
     from lowtide.memory.budget import Budget
 
 # Budgets below which starting a process is worth what it keeps free. It takes 2 seconds.
@@ -42,7 +42,7 @@ _POLL_SECONDS = 0.1
 _Result = TypeVar("_Result")
 
 
-class PlanInChild:
+class ChildPlanner:
     """Plans for a job in a child process, which starts when it is first needed.
 
     A context manager that ends the child. What fails there fails again in this process, which says
@@ -51,7 +51,7 @@ class PlanInChild:
 
     def __init__(
         self,
-        job_type: type[PlanningJob],
+        job_type: type[PlannableJob],
         settings: ImageSettings,
         budget: Budget,
         progress: ProgressCallback | None,
@@ -62,7 +62,7 @@ class PlanInChild:
         self._child: subprocess.Popen[str] | None = None
         self._computes_here = True
 
-    def __enter__(self) -> PlanInChild:
+    def __enter__(self) -> ChildPlanner:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +99,7 @@ class PlanInChild:
         }
         return self._stored(prepare, "probe", lambda: (setup, None))[0]
 
-    def plan(self, job: PlanningJob, item: Item) -> ImageTaskPlan:
+    def plan(self, job: PlannableJob, item: JobItem) -> PlannedImage:
         """Return the plan of an item of ``job``, which the child plans unless all is stored."""
         words = str(item.source), str(item.target), item.index, item.limit_bytes
         planned, resident_bytes = self._stored(
@@ -157,7 +157,7 @@ class PlanInChild:
         reader.start()
         try:
             while reader.is_alive():
-                check_cancel(self._cancel)
+                raise_if_cancelled(self._cancel)
                 reader.join(_POLL_SECONDS)
         except BaseException:
             self._child.kill()  # what is read ends then
@@ -179,7 +179,7 @@ def main() -> None:
         tune_heap()  # takes effect only before the libraries load
     import torch
 
-    from lowtide.jobs.engine.item import Item
+    from lowtide.jobs.engine.item import JobItem
 
     torch.set_num_threads(threads)
     module, _, name = job_name.partition(":")
@@ -197,6 +197,6 @@ def main() -> None:
                 loaded, job = setup, job_type.load(setup)
             if item is not None:
                 source, target, index, limit_bytes = item
-                job.plan_run(Item(Path(source), Path(target), index, limit_bytes=limit_bytes))
+                job.plan_run(JobItem(Path(source), Path(target), index, limit_bytes=limit_bytes))
             peak = resident.peaks()[0]
         connection.send("done", resident_bytes=peak)

@@ -19,10 +19,10 @@ from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan,
 from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.oom import free_exception, is_out_of_memory
-from lowtide.memory.plan import Plan, Refusal
-from lowtide.memory.plan_file import PlanFile, check_replay
+from lowtide.memory.plan import Plan, RefusedCandidate
+from lowtide.memory.plan_file import PlanFile, plan_for_replay
 from lowtide.memory.process_memory import failing_beyond_container
-from lowtide.streaming.planner.band_candidates import BandCandidates
+from lowtide.streaming.planner.band_candidates import BandPlanner
 from lowtide.streaming.planner.model_facts import ImageTask
 from lowtide.streaming.planner.stream_planner import choose_exact
 from lowtide.streaming.planner.tile_candidates import tile_candidates
@@ -47,7 +47,7 @@ def choose_image_plan(
     Raises as `choose_plan`.
     """
     overrides, accuracy = settings.overrides, settings.accuracy_request
-    bands = BandCandidates(prepared.costs, prepared.geometry, image_task, prepared.programs)
+    bands = BandPlanner(prepared.costs, prepared.geometry, image_task, prepared.programs)
     plans: list[Plan] = []
     if not overrides.only_bands:
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
@@ -71,7 +71,7 @@ def choose_image_plan(
             reason = _reason_of_failure(error)
     only_whole = prepared.costs.only_whole and not overrides.only_bands
     names = ("tiled", "streamed") if only_whole else ("streamed",)
-    refused = [Refusal(title=name, reason=reason) for name in names] if reason else []
+    refused = [RefusedCandidate(title=name, reason=reason) for name in names] if reason else []
     plans = _plans_below(plans, limit_bytes)
     return plans, choose_plan(plans, budget, accuracy, refused)
 
@@ -88,7 +88,7 @@ def _reason_of_failure(error: Exception) -> str:
 
 def _choose_with_bands(
     plans: list[Plan],
-    bands: BandCandidates,
+    bands: BandPlanner,
     budget: Budget,
     accuracy: AccuracyRequest,
     limit_bytes: int | None,
@@ -143,7 +143,7 @@ def _reason_not_streamed(
     prepared: PreparedModel,
     settings: ImageSettings,
     budget: Budget,
-    bands: BandCandidates,
+    bands: BandPlanner,
     images: int,
 ) -> str | None:
     """Return why bands are not planned, or None if they are; "" where tiles are requested."""
@@ -176,7 +176,7 @@ def _reason_not_streamed(
 
 
 @dataclass
-class ImageTaskPlan:
+class PlannedImage:
     """One image with everything that is decided about it before it runs.
 
     ``only_whole`` is whether tiles were not considered, since nothing is known about them.
@@ -239,7 +239,7 @@ def plan_image(
     limit_bytes: int | None = None,
     plan_file: PlanFile | None = None,
     images: int = 1,
-) -> ImageTaskPlan:
+) -> PlannedImage:
     """Plan how to run one of ``images`` images; reads nothing of ``source``.
 
     Args:
@@ -267,14 +267,14 @@ def plan_image(
     image_task = prepared.image_task(sizes, budget, inputs)
     if plan_file is not None and limit_bytes is None:
         plan = _replay(plan_file, source, image_task, prepared, budget)
-        return ImageTaskPlan(sizes, [plan], plan, notes, replayed=True)
+        return PlannedImage(sizes, [plan], plan, notes, replayed=True)
     plans, chosen = choose_image_plan(prepared, settings, image_task, budget, limit_bytes, images)
     chosen = chosen.model_copy(update={"model_sha256": prepared.descriptor.sha256})
     if prepared.replicas and chosen.strategy.device_count == 1:
         notes.append(
             f"run on {chosen.device} only: no plan with tiles on several devices was chosen"
         )
-    return ImageTaskPlan(
+    return PlannedImage(
         sizes,
         plans,
         chosen,
@@ -302,4 +302,4 @@ def _replay(
     if plan.strategy.device_count > 1:
         here = 1 + len(prepared.replicas)
         plan = plan.with_strategy(device_count=min(plan.strategy.device_count, here))
-    return check_replay(plan, expected, budget)
+    return plan_for_replay(plan, expected, budget)

@@ -13,7 +13,7 @@ from lowtide.core.heap import trim_heap, trimming_heap
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
 from lowtide.core.units import MIB
 from lowtide.jobs.engine.devices import resolve_precision
-from lowtide.jobs.engine.report import versions
+from lowtide.jobs.engine.report import versions_used
 from lowtide.jobs.images.adapter import require_image_channels
 from lowtide.jobs.images.build_network import (
     build_network,
@@ -21,58 +21,58 @@ from lowtide.jobs.images.build_network import (
     network_weight_bytes,
     to_memory_format,
 )
-from lowtide.jobs.images.model_costs import CostLookup
-from lowtide.jobs.images.plan_in_child import PlanInChild
-from lowtide.jobs.images.prepared import Measurements, PreparedModel
+from lowtide.jobs.images.model_costs import ModelCostFinder
+from lowtide.jobs.images.plan_in_child import ChildPlanner
+from lowtide.jobs.images.prepared import PlanMeasurements, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import WholeImage
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.cpu_half_precision import slowdown_note
-from lowtide.memory.meter import CudaMeter, HostMeter
+from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.memory.plan import Plan
-from lowtide.memory.plan_store import PlanStore, machine
+from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.memory.process_memory import failing_beyond_container
-from lowtide.models import Model, ModelDescriptor, load, names
+from lowtide.models import Model, ModelDescriptor, bundled_names, load
 from lowtide.models.denoiser.denoiser import denoised_first, set_nominal_level
 from lowtide.models.loaded_model import as_ensemble
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.spandrel_files import family_names
 from lowtide.streaming.planner.model_facts import ModelGeometry
-from lowtide.streaming.planner.program_cache import ProgramCache, preload_capture
+from lowtide.streaming.planner.program_cache import StreamPlannerCache, preload_capture
 from lowtide.streaming.planner.tile_candidates import check_overrides
 from lowtide.streaming.specialize import require_cuda_graphs
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 _RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
 # Resident memory differs by up to this much from run to run.
 _NOISE_BYTES = 8 * MIB
 
 
-def preload_libraries(settings: ImageSettings) -> None:
+def import_job_libraries(settings: ImageSettings) -> None:
     """Import the libraries that the job needs, before a meter takes its baseline."""
-    versions(settings.model_name)
+    versions_used(settings.model_name)
     if is_onnx(settings.model_name):
         load_runtime()
-    elif settings.model_name not in names():
+    elif settings.model_name not in bundled_names():
         family_names()
 
 
-def prepare(
+def load_prepared_model(
     settings: ImageSettings,
     *,
     device: str,
     limit_bytes: int | None = None,
-    known: Measurements | None = None,
+    known: PlanMeasurements | None = None,
     replayed: Plan | None = None,
-    meter: HostMeter | CudaMeter | None = None,
+    meter: HostMemoryMeter | CudaMemoryMeter | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     runs_job: bool = True,
     on_loaded: Callable[[int], object] = lambda scale: None,
-    child: PlanInChild | None = None,
+    child: ChildPlanner | None = None,
     whole: WholeImage | None = None,
 ) -> PreparedModel:
     """Load the model and get its costs from ``known``, the package, the cache or a probe.
@@ -122,7 +122,7 @@ def prepare(
 
         if known is not None:
             return finish(known.costs)
-        lookup = CostLookup(
+        lookup = ModelCostFinder(
             network,
             descriptor.sha256,
             loaded.identity,
@@ -150,7 +150,7 @@ class _Loaded:
 
     model: Model
     descriptor: ModelDescriptor
-    network: NetworkSpec
+    network: RunnableNetwork
     identity: str
 
     @property
@@ -170,7 +170,7 @@ class _Loaded:
 def _finish(
     loaded: _Loaded,
     costs: ModelCosts,
-    known: Measurements | None,
+    known: PlanMeasurements | None,
     replayed: Plan | None,
     monitor: _Monitor,
     *,
@@ -203,7 +203,7 @@ def _finish(
         replace(geometry, align=math.lcm(geometry.align, costs.padding_multiple)),
         costs,
         precision,
-        ProgramCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
+        StreamPlannerCache(network, monitor.on_capture, identity=f"{loaded.identity} {precision}"),
         bounds,
         extra_bytes,
     )
@@ -229,9 +229,9 @@ class _Monitor:
     def __init__(
         self,
         model: str,
-        meter: HostMeter | CudaMeter | None,
+        meter: HostMemoryMeter | CudaMemoryMeter | None,
         progress: ProgressCallback | None,
-        child: PlanInChild | None,
+        child: ChildPlanner | None,
     ) -> None:
         self._model, self._meter, self._progress, self.child = model, meter, progress, child
         self._before, self._before_probe = 0, None
@@ -289,11 +289,11 @@ def _stable_bytes(key: str, measured: int) -> int:
 
     A budget that an error message named has to be enough in the next run.
     """
-    facts = key, *machine()
-    known = PlanStore().get("resident", *facts)
+    facts = key, *machine_facts()
+    known = JsonCache().get("resident", *facts)
     if known is None or measured > known + _NOISE_BYTES:
         known = measured
-        PlanStore().put("resident", *facts, value=known)
+        JsonCache().put("resident", *facts, value=known)
     return known
 
 

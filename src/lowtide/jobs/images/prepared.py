@@ -8,31 +8,31 @@ from dataclasses import dataclass, field, replace
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lowtide.core.errors import ModelError
-from lowtide.core.heap import HeapMode, current_heap
+from lowtide.core.heap import HeapMode, current_heap_mode
 from lowtide.core.option import Precision
 from lowtide.core.progress import report_phase
 from lowtide.core.units import format_seconds
-from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.journal import Journal
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.item import JobItem
+from lowtide.jobs.engine.journal import JobJournal
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.images.adapter import ImageAdapter, NoisyImageAdapter
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import Plan
-from lowtide.memory.prediction.calibration import Calibration, RunBounds, RunKind
+from lowtide.memory.prediction.calibration import BoundCalibration, RunBounds, RunKind
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.planner.program_cache import StreamPlannerCache
 from lowtide.streaming.specialize import SPECIALIZING, preload_compiler, specialize
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 # Share of the budget for rows that wait to be run or written.
 _ROW_SHARE = 0.03
 
 
-class Measurements(BaseModel):
+class PlanMeasurements(BaseModel):
     """All that plans depend on and that differs a little each time it is measured.
 
     A job that continues another, or runs in another process, takes them over, and so plans equally.
@@ -48,21 +48,21 @@ class Measurements(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     costs: ModelCosts
-    bounds: dict[RunKind, Calibration | None]
+    bounds: dict[RunKind, BoundCalibration | None]
     extra_resident_bytes: int
     heap: HeapMode
 
     def hold_for(self, sha256: str, device: str, precision: str) -> bool:
         """Return whether they hold for this model, device and precision in this process's heap."""
-        costs, heap = self.costs, current_heap()
+        costs, heap = self.costs, current_heap_mode()
         given = costs.sha256, costs.device, costs.precision, self.heap
         return given == (sha256, device, precision, heap)
 
-    def on_device(self, device: str) -> Measurements:
+    def on_device(self, device: str) -> PlanMeasurements:
         """Return the same for an equal device of another name."""
         return self.model_copy(update={"costs": self.costs.model_copy(update={"device": device})})
 
-    def of_weights(self, sha256: str) -> Measurements:
+    def of_weights(self, sha256: str) -> PlanMeasurements:
         """Return the same for other weights of the same network."""
         return self.model_copy(update={"costs": self.costs.model_copy(update={"sha256": sha256})})
 
@@ -78,25 +78,25 @@ class PreparedModel:
     """
 
     descriptor: ModelDescriptor
-    network: NetworkSpec
+    network: RunnableNetwork
     geometry: ModelGeometry
     costs: ModelCosts
     precision: Precision
-    programs: ProgramCache
+    programs: StreamPlannerCache
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
-    replicas: tuple[NetworkSpec, ...] = ()
+    replicas: tuple[RunnableNetwork, ...] = ()
     float_copies: int = 0
-    specialized: dict[tuple[int, ...], NetworkSpec] = field(default_factory=dict)
+    specialized: dict[tuple[int, ...], RunnableNetwork] = field(default_factory=dict)
 
     @property
-    def measurements(self) -> Measurements:
+    def measurements(self) -> PlanMeasurements:
         """What was measured, to prepare the model equally."""
-        return Measurements(
+        return PlanMeasurements(
             costs=self.costs,
             bounds={kind: bounds.current_heap for kind, bounds in self.bounds.items()},
             extra_resident_bytes=self.extra_resident_bytes,
-            heap=current_heap(),
+            heap=current_heap_mode(),
         )
 
     def adapter(self, info: ImageInfo) -> ImageAdapter:
@@ -106,8 +106,8 @@ class PreparedModel:
         return kind(info, self.geometry.in_channels)
 
     def network_for(
-        self, plan: Plan, pipeline: Pipeline, item: Item, notes: list[str], *, required: bool
-    ) -> NetworkSpec:
+        self, plan: Plan, pipeline: JobPipeline, item: JobItem, notes: list[str], *, required: bool
+    ) -> RunnableNetwork:
         """Return the network as ``plan`` has it: compiled, as a CUDA graph, or plain.
 
         Compiled once for each shape of tiles. Where that fails and was not ``required``, as in a
@@ -189,10 +189,10 @@ class Pin(BaseModel):
     device_bytes: int
     host_bytes: int
     versions: dict[str, str]
-    measured: Measurements
+    measured: PlanMeasurements
 
     @classmethod
-    def read(cls, journal: Journal | None, versions: dict[str, str]) -> Pin | None:
+    def read(cls, journal: JobJournal | None, versions: dict[str, str]) -> Pin | None:
         """Return the pin of a folder's journal, or None where all has to be measured.
 
         So where no file was made by it: a run that was refused decides nothing about the next.
@@ -208,10 +208,10 @@ class Pin(BaseModel):
     @classmethod
     def write(
         cls,
-        journal: Journal | None,
+        journal: JobJournal | None,
         versions: dict[str, str],
         budget: Budget,
-        measured: Measurements,
+        measured: PlanMeasurements,
     ) -> None:
         """Pin this run's state for a run that resumes the folder."""
         if journal is None:

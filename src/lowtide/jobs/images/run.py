@@ -14,21 +14,21 @@ from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.jobs.engine.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.engine.journal import open_journal
-from lowtide.jobs.engine.pipeline import Pipeline
-from lowtide.jobs.engine.report import ProcessMemory, SkippedInput, sidecar_path, versions
+from lowtide.jobs.engine.pipeline import JobPipeline
+from lowtide.jobs.engine.report import ProcessMemory, SkippedInput, sidecar_path, versions_used
 from lowtide.jobs.engine.results import ResultRecorder
-from lowtide.jobs.engine.workers import Workers
+from lowtide.jobs.engine.workers import WorkerPool
 from lowtide.jobs.images.build_network import copy_network
 from lowtide.jobs.images.job import ImageJob
-from lowtide.jobs.images.plan_in_child import PlanInChild
-from lowtide.jobs.images.prepare import prepare
+from lowtide.jobs.images.plan_in_child import ChildPlanner
+from lowtide.jobs.images.prepare import load_prepared_model
 from lowtide.jobs.images.prepared import Pin, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media import ImageFacts
-from lowtide.media.discover import FilePair, Found
+from lowtide.media.discover import DiscoveredFiles, FilePair
 from lowtide.memory.budget import Budget
-from lowtide.memory.meter import CudaMeter, HostMeter, open_meter
+from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, open_meter
 from lowtide.memory.plan_file import PlanFile
 from lowtide.memory.process_memory import RESIDENT_PEAK
 
@@ -101,12 +101,12 @@ class _ImageRun:
 
     job_type: type[ImageJob]
     settings: ImageSettings
-    found: Found
+    found: DiscoveredFiles
     facts: ImageFacts | None
     devices: list[str]
     scratch: Path
     plan_file: PlanFile | None
-    meter: HostMeter | CudaMeter
+    meter: HostMemoryMeter | CudaMemoryMeter
     progress: ProgressCallback | None
     cancel: Cancel
 
@@ -132,11 +132,11 @@ class _ImageRun:
             settings, why = self.job_type.suited(self.settings, self.pairs, before)
             run = replace(self, settings=settings)
             # 4. Load: the model and its costs, in a resumed folder those of the first run.
-            now = versions(run.settings.model_name, run.job_type.packages)
+            now = versions_used(run.settings.model_name, run.job_type.packages)
             pin = Pin.read(journal, now)
             budget = run.budget(pin)
             share = budget_share(budget, run.devices)
-            child = opened.enter_context(run.child(share)) if PlanInChild.helps(share) else None
+            child = opened.enter_context(run.child(share)) if ChildPlanner.helps(share) else None
             prepared = run.prepare(share, pin, child)
             Pin.write(journal, now, budget, prepared.measurements)
             # 5. Record: what is due, and what determines a result's bytes.
@@ -157,7 +157,7 @@ class _ImageRun:
                 sidecar=sidecar,
                 made_with=run.settings.made_with(prepared.descriptor.sha256, prepared.precision),
             )
-            # 6. Plan, run, commit and report each item: `Pipeline.submit`, here or in workers.
+            # 6. Plan, run, commit and report each item: `JobPipeline.submit`, here or in workers.
             if len(run.devices) == 1 or len(run.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
                 pipeline = run.pipeline(prepared, budget, results, threads, child)
@@ -176,13 +176,13 @@ class _ImageRun:
         )
         return budget if pin is None else pin.pinned_budget(self.settings.budget, budget)
 
-    def child(self, share: Budget) -> PlanInChild:
+    def child(self, share: Budget) -> ChildPlanner:
         """Return what plans instead of this process."""
-        return PlanInChild(self.job_type, self.settings, share, self.progress, self.cancel)
+        return ChildPlanner(self.job_type, self.settings, share, self.progress, self.cancel)
 
-    def prepare(self, share: Budget, pin: Pin | None, child: PlanInChild | None) -> PreparedModel:
+    def prepare(self, share: Budget, pin: Pin | None, child: ChildPlanner | None) -> PreparedModel:
         """Load the model and get its costs, for the ``share`` of the budget of one device."""
-        return prepare(
+        return load_prepared_model(
             self.settings,
             device=self.devices[0],
             limit_bytes=share.device_bytes // 2,
@@ -202,12 +202,12 @@ class _ImageRun:
         budget: Budget,
         results: ResultRecorder,
         threads: int,
-        child: PlanInChild | None,
-    ) -> Pipeline:
+        child: ChildPlanner | None,
+    ) -> JobPipeline:
         """Return what runs the images in this process, with ``threads`` for each device."""
         copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
         prepared, count = replace(prepared, replicas=copies), len(self.pairs)
-        return Pipeline(
+        return JobPipeline(
             self.job_type(
                 prepared,
                 self.settings,
@@ -228,11 +228,11 @@ class _ImageRun:
 
     def workers(
         self, prepared: PreparedModel, budget: Budget, results: ResultRecorder, threads: int
-    ) -> Workers:
+    ) -> WorkerPool:
         """Return what runs the images in a process for each device."""
         share = budget_share(budget, self.devices).of_processes(len(self.devices))
         job = self.job_type(prepared, self.settings, share, images=len(self.pairs))
-        return Workers(
+        return WorkerPool(
             self.job_type,
             {device: job.worker_setup(device, share) for device in self.devices},
             self.devices,
@@ -258,7 +258,7 @@ def named_inputs(inputs: Inputs) -> list[str | Path]:
 
 def find_jobs(
     inputs: Inputs, output: str | Path, settings: ImageSettings, job_type: type[ImageJob]
-) -> tuple[Found, Path | None]:
+) -> tuple[DiscoveredFiles, Path | None]:
     """Return the jobs of a type on files, and the folder for a journal.
 
     That is None for one file to one file.

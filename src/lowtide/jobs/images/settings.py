@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lowtide.media.image_info import ImageInfo
     from lowtide.memory.choice import AccuracyRequest
     from lowtide.models import Model
-    from lowtide.streaming.planner.model_facts import Overrides
+    from lowtide.streaming.planner.model_facts import PlanOverrides
 
 _PLAN, _FILES = "Overriding the plan", "Files"
 # Settings that are gone, as the journals of release 0.2 know them.
@@ -165,11 +165,11 @@ class ImageSettings(RunSettings):
         raise NotImplementedError
 
     @property
-    def overrides(self) -> Overrides:
+    def overrides(self) -> PlanOverrides:
         """The settings that the planner has to respect."""
-        from lowtide.streaming.planner.model_facts import Overrides
+        from lowtide.streaming.planner.model_facts import PlanOverrides
 
-        return Overrides(
+        return PlanOverrides(
             strategy=self.strategy,
             tile=self.tile,
             overlap=self.tile_overlap,

@@ -11,7 +11,13 @@ from typing import Any
 
 from lowtide.core.errors import ImageError, OutputError
 from lowtide.jobs.images.settings import ImageSettings
-from lowtide.media import ImageFacts, OutputCost, check_output, inspect_image, output_cost
+from lowtide.media import (
+    EncodingMemory,
+    ImageFacts,
+    inspect_image,
+    output_cost,
+    require_format_holds,
+)
 from lowtide.media.formats import output_format
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_source import is_opaque
@@ -30,7 +36,7 @@ class TargetSize:
     upscaled: ImageInfo
     output: ImageInfo
     format: str
-    writing: OutputCost
+    writing: EncodingMemory
     resize_to: tuple[int, int] | None = None
     codecs_stay: bool = False
 
@@ -86,7 +92,7 @@ def target_size(
             f"{source}: the result would be {width}×{height} pixels, over 64 times --max-pixels",
             hint="a smaller --scale, or a larger --max-pixels",
         )
-    entry = check_output(target, output, settings.format or facts.format)
+    entry = require_format_holds(target, output, settings.format or facts.format)
     if facts.color is not None and facts.color.description is None and entry.name != "PNG":
         raise OutputError(
             f"{target}: the color of {source} is {facts.color.name}, and {entry.name} is written"

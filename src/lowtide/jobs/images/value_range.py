@@ -133,7 +133,7 @@ def range_notes(info: ImageInfo) -> list[str]:
     return notes
 
 
-class FloatScale:
+class ValueRangeScale:
     """Conversion of float color of a `ValueRange`, which keeps what is beyond.
 
     Denoisers take black to white as 0..1, in proportion, so that noise stays what it is. Others

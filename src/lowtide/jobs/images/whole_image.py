@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from lowtide.core.errors import BudgetError
-from lowtide.jobs.engine.item import Item
-from lowtide.jobs.images.model_costs import CostLookup
-from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.engine.item import JobItem
+from lowtide.jobs.images.model_costs import ModelCostFinder
+from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.media import ImageFacts
@@ -25,7 +25,7 @@ from lowtide.models import SizeRule
 _MAX_PIXELS = 1 << 20
 
 
-class PlanningJob(Protocol):
+class PlannableJob(Protocol):
     """Protocol of a job on images as far as its runs are planned."""
 
     media_kind: ClassVar[MediaKind]
@@ -36,7 +36,7 @@ class PlanningJob(Protocol):
         """Return the header facts of an input."""
         ...
 
-    def plan_run(self, item: Item) -> ImageTaskPlan:
+    def plan_run(self, item: JobItem) -> PlannedImage:
         """Plan the runs of the network on one image, in this process."""
         ...
 
@@ -49,10 +49,10 @@ class PlanningJob(Protocol):
 class WholeImage:
     """The only image of a job, of ``size`` (H, W) without padding."""
 
-    make_job: Callable[[PreparedModel, ImageSettings, Budget], PlanningJob]
+    make_job: Callable[[PreparedModel, ImageSettings, Budget], PlannableJob]
     settings: ImageSettings
     budget: Budget
-    item: Item
+    item: JobItem
     size: tuple[int, int]
 
     def padded_size(self, rule: SizeRule) -> tuple[int, int]:
@@ -61,7 +61,7 @@ class WholeImage:
         return self.size[0] + rows, self.size[1] + columns
 
     def traced_costs(
-        self, lookup: CostLookup, rule: SizeRule, limit_bytes: int | None
+        self, lookup: ModelCostFinder, rule: SizeRule, limit_bytes: int | None
     ) -> ModelCosts | None:
         """Return what traces say of a run of the image, whole or in bands, from the cache or now.
 
@@ -92,7 +92,7 @@ class WholeImage:
 
 
 def whole_image(
-    job_type: type[PlanningJob],
+    job_type: type[PlannableJob],
     settings: ImageSettings,
     budget: Budget,
     pairs: Sequence[FilePair],
@@ -117,5 +117,5 @@ def whole_image(
     info = (facts or job_type.inspect(pair.source, settings)).info
     if info.pixels > _MAX_PIXELS:
         return None
-    item = Item(pair.source, pair.target)
+    item = JobItem(pair.source, pair.target)
     return WholeImage(job_type, settings, budget, item, (info.height, info.width))

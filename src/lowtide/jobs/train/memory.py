@@ -8,18 +8,18 @@ import functools
 from pydantic import BaseModel
 
 from lowtide.core.errors import BudgetError
-from lowtide.core.heap import HeapMode, current_heap, heap_is_tuned
+from lowtide.core.heap import HeapMode, current_heap_mode, heap_is_tuned
 from lowtide.core.units import MIB, format_bytes
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.prediction.operator_costs import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile, find_profile
 from lowtide.memory.training.options import AUTOCAST_DTYPES, divisors
 from lowtide.training.run_config import RunConfig
-from lowtide.training.task import Task
+from lowtide.training.task import TrainTask
 from lowtide.training.traced_step import TRACED_MICRO_BATCHES, TaskModules, TracedTrainStep
 
 
-class StepPlan(BaseModel):
+class TrainStepPlan(BaseModel):
     """Split of a step's batch into ``micro_batches``, and its memory in bytes.
 
     ``seconds`` is a rough prior of the time of a step, by the arithmetic and the memory traffic of
@@ -53,10 +53,10 @@ class StepPlan(BaseModel):
 
 def plan_step(
     config: RunConfig,
-    task: Task,
+    task: TrainTask,
     budget: int,
     device: str,
-) -> StepPlan:
+) -> TrainStepPlan:
     """Return the plan with the fewest parts whose upper bound fits ``budget`` bytes.
 
     Tries only the configured number of parts if there is one. Where no number fits and this
@@ -68,10 +68,10 @@ def plan_step(
     _require_room_for_batch(config, task, budget)
     modules = TaskModules(config, task)
     profile = find_profile(device)
-    heaps: list[HeapMode] = [current_heap()]
+    heaps: list[HeapMode] = [current_heap_mode()]
     if profile.kind == "cpu" and heap_is_tuned():
         heaps.append("trim")
-    smallest = list[StepPlan]()
+    smallest = list[TrainStepPlan]()
     for heap in heaps:
         make = functools.cache(
             functools.partial(_plan, config, task, modules, budget, profile, heap)
@@ -95,7 +95,7 @@ def plan_step(
     )
 
 
-def _require_room_for_batch(config: RunConfig, task: Task, budget: int) -> None:
+def _require_room_for_batch(config: RunConfig, task: TrainTask, budget: int) -> None:
     """Refuse a batch that alone takes more than the budget, by `BudgetError`, before any plan."""
     batch = config.datasets.train.batch_size_per_gpu
     taken = batch * sum(one.nbytes for one in task.data.example(1))
@@ -117,13 +117,13 @@ def _micro_batch_counts(config: RunConfig) -> list[int]:
 
 def _plan(
     config: RunConfig,
-    task: Task,
+    task: TrainTask,
     modules: TaskModules,
     budget: int,
     profile: DeviceProfile,
     heap: HeapMode,
     micro_batches: int,
-) -> StepPlan:
+) -> TrainStepPlan:
     batch = config.datasets.train.batch_size_per_gpu
     step = TracedTrainStep(
         task.data.example(batch),
@@ -137,7 +137,7 @@ def _plan(
     assert found.trace is not None
     traced = min(micro_batches, TRACED_MICRO_BATCHES)
     seconds = roofline_seconds(found.trace, profile) * micro_batches / traced
-    return StepPlan(
+    return TrainStepPlan(
         batch=batch,
         micro_batches=micro_batches,
         samples=task.title,

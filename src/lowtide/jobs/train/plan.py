@@ -84,7 +84,7 @@ class TrainingPlan(BaseModel):
         return "\n".join([*lines, "", str(self.fit_report)])
 
 
-class DevicePlans(BaseModel):
+class DeviceTrainingPlans(BaseModel):
     """Plans of the same training step for every GPU that has a device profile."""
 
     schema_version: int = SCHEMA_VERSION
@@ -175,7 +175,7 @@ def plan_training_on_all_gpus(
     loss: Callable[[Any], Tensor] | None = None,
     progress: Callable[[str], None] | None = None,
     **settings: Unpack[TrainKeywords],
-) -> DevicePlans:
+) -> DeviceTrainingPlans:
     """Run `plan_training` for every GPU profile, up to the first option that fits.
 
     ``loss`` maps the model's output to a scalar; by default the mean square of its elements.
@@ -191,7 +191,7 @@ def plan_training_on_all_gpus(
             progress(card.name)
         budget_bytes = _budget(chosen.budget, card, capped=True)
         plans.append(_plan(user_model, chosen, card, budget_bytes, False, loss, None))
-    return DevicePlans(plans=plans)
+    return DeviceTrainingPlans(plans=plans)
 
 
 def _plan(

@@ -22,20 +22,20 @@ from lowtide.core.errors import UsageError
 from lowtide.core.folder_lock import locked_folder
 from lowtide.core.heap import set_heap_mode
 from lowtide.core.input_file import is_folder
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_seconds
 from lowtide.jobs.engine.devices import resolve_device
 from lowtide.jobs.engine.settings import settings_fields
-from lowtide.jobs.train.memory import StepPlan, plan_step
+from lowtide.jobs.train.memory import TrainStepPlan, plan_step
 from lowtide.jobs.train.settings import TrainRunSettings
 from lowtide.memory.budget import Budget
 from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.profiles import load_profile
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import RunConfig
-from lowtide.training.task import Task
-from lowtide.training.trainer import StepEvent, Trainer
+from lowtide.training.task import TrainTask
+from lowtide.training.trainer import Trainer, TrainStepEvent
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 _CONFIG = "config.json"
@@ -69,7 +69,7 @@ class TrainReport(BaseModel):
     parameters: int
     steps: int
     resumed_step: int
-    plan: StepPlan
+    plan: TrainStepPlan
     weights: str
     best_weights: str | None
     scores: dict[str, float]
@@ -110,8 +110,8 @@ class RunOptions(TypedDict, total=False):
         cancel: Stops the run after the current step, once its state is saved.
     """
 
-    on_plan: Callable[[StepPlan], None] | None
-    on_step: Callable[[StepEvent], None] | None
+    on_plan: Callable[[TrainStepPlan], None] | None
+    on_step: Callable[[TrainStepEvent], None] | None
     on_warning: Callable[[str], None] | None
     cancel: Cancel
     budget: str | int
@@ -122,7 +122,7 @@ class RunOptions(TypedDict, total=False):
 
 def run_training(
     config: ConfigT,
-    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    make_task: Callable[[ConfigT, ProcessGroup], TrainTask],
     output: str | Path,
     **options: Unpack[RunOptions],
 ) -> TrainReport:
@@ -147,7 +147,7 @@ def run_training(
 
 def _plan(
     config: ConfigT,
-    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    make_task: Callable[[ConfigT, ProcessGroup], TrainTask],
     folder: Path,
     processes: ProcessGroup,
     chosen: TrainRunSettings,
@@ -179,7 +179,7 @@ def _plan(
 
 def _train(
     config: ConfigT,
-    make_task: Callable[[ConfigT, ProcessGroup], Task],
+    make_task: Callable[[ConfigT, ProcessGroup], TrainTask],
     folder: Path,
     processes: ProcessGroup,
     chosen: TrainRunSettings,
@@ -196,7 +196,7 @@ def _train(
     if (on_plan := options.get("on_plan")) is not None and processes.is_main:
         on_plan(plan)
     if processes.is_single:  # several stop after the same step
-        check_cancel(options.get("cancel"))
+        raise_if_cancelled(options.get("cancel"))
     set_heap_mode("trim" if plan.heap == "trim" else "cache")
     trainer = Trainer(
         config,

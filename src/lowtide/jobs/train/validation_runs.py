@@ -7,12 +7,12 @@ from pathlib import Path
 
 from lowtide.core.errors import LowtideError
 from lowtide.core.input_file import file_sha256
-from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.jobs.engine.item import JobItem
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.report import ItemReport
 from lowtide.jobs.images.job import ImageJob
-from lowtide.jobs.images.prepare import preload_libraries, prepare
-from lowtide.jobs.images.prepared import Measurements
+from lowtide.jobs.images.prepare import import_job_libraries, load_prepared_model
+from lowtide.jobs.images.prepared import PlanMeasurements
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.memory.meter import open_meter
 
@@ -20,7 +20,7 @@ Pictures = Iterable[tuple[Path, Path]]
 """Source and target of each image."""
 
 
-class ValidationRuns:
+class ValidationRunner:
     """Run images as `lowtide.upscale` or `lowtide.denoise` do, on ``device``.
 
     The network's costs are measured with the first weights: memory, time and receptive field follow
@@ -29,7 +29,7 @@ class ValidationRuns:
 
     def __init__(self, job_type: type[ImageJob], device: str) -> None:
         self._job_type, self._device = job_type, device
-        self._measured: Measurements | None = None
+        self._measured: PlanMeasurements | None = None
 
     def __call__(self, weights: Path, runs: Sequence[tuple[ImageSettings, Pictures]]) -> None:
         """Run the pictures of each settings, which name ``weights`` and one budget.
@@ -37,13 +37,13 @@ class ValidationRuns:
         Existing targets are replaced. Raises as `lowtide.upscale`.
         """
         first = runs[0][0]
-        preload_libraries(first)
+        import_job_libraries(first)
         meter = open_meter(self._device)
         meter.start()
         try:
             budget = first.parse_budget(self._device, weights.parent)
             known = self._measured and self._measured.of_weights(file_sha256(weights))
-            prepared = prepare(
+            prepared = load_prepared_model(
                 first,
                 device=self._device,
                 limit_bytes=budget.device_bytes // 2,
@@ -53,8 +53,8 @@ class ValidationRuns:
             self._measured = prepared.measurements
             for settings, pictures in runs:
                 job = self._job_type(prepared, settings, budget)
-                Pipeline(job, _Strict(), meter, scratch=weights.parent).run(
-                    Item(source, target, index)
+                JobPipeline(job, _Strict(), meter, scratch=weights.parent).run(
+                    JobItem(source, target, index)
                     for index, (source, target) in enumerate(pictures, start=1)
                 )
         finally:

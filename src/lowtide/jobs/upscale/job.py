@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowtide.jobs.images.denoise_first import DenoisingFirst
+from lowtide.jobs.images.denoise_first import DenoiseFirstJob
 from lowtide.jobs.images.model_choice import suited_upscaler
 from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.media.discover import FilePair
 
 
-class UpscaleJob(DenoisingFirst):
+class UpscaleJob(DenoiseFirstJob):
     """Upscales images with one model, denoised or as they are."""
 
     settings_type, report_type = UpscaleSettings, UpscaleReport

@@ -7,15 +7,15 @@ from typing import Unpack
 
 from lowtide.core.errors import UsageError
 from lowtide.jobs.train.run import RunOptions, TrainReport, run_training
-from lowtide.jobs.upscale.validation import TrainImages, TrainValidation
+from lowtide.jobs.upscale.validation import TrainImages, UpscaleValidator
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.batches import Batches
+from lowtide.training.data.batches import BatchLoader
 from lowtide.training.data.degrade import PhotoDegradation, RealDegradation, bicubic_downscale
-from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders, Patches
+from lowtide.training.data.pairs import HighResolutionFolders, PairedImageFolders, PatchSamples
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.setup import load_pretrained, make_discriminator, make_generator
 from lowtide.training.state import collect_file_facts
-from lowtide.training.task import Task, Validator
+from lowtide.training.task import TrainTask, Validator
 from lowtide.training.tasks.sr_config import PairFolders, SrConfig, SrTrainData
 from lowtide.training.tasks.super_resolution import make_pairs_task
 
@@ -50,7 +50,7 @@ def train_sr(
     return run_training(chosen, make_sr_task, output, **options)
 
 
-def make_sr_task(config: SrConfig, processes: ProcessGroup) -> Task:
+def make_sr_task(config: SrConfig, processes: ProcessGroup) -> TrainTask:
     """Build the task of a configuration, with the data of one of ``processes``."""
     images = _open_images(config, config.datasets.train)
     data = _batches(config, images, processes)
@@ -64,7 +64,7 @@ def make_sr_task(config: SrConfig, processes: ProcessGroup) -> Task:
     def make_validator(folder: Path, device: str) -> Validator | None:
         if config.datasets.val is None:
             return None
-        return TrainValidation(config, _open_images(config, config.datasets.val), folder, device)
+        return UpscaleValidator(config, _open_images(config, config.datasets.val), folder, device)
 
     return make_pairs_task(
         config,
@@ -76,10 +76,10 @@ def make_sr_task(config: SrConfig, processes: ProcessGroup) -> Task:
     )
 
 
-def _batches(config: SrConfig, images: TrainImages, processes: ProcessGroup) -> Batches:
+def _batches(config: SrConfig, images: TrainImages, processes: ProcessGroup) -> BatchLoader:
     data = config.datasets.train
-    return Batches(
-        Patches(images, data.lq_size, Augmentation(data.use_hflip, data.use_rot, data.color)),
+    return BatchLoader(
+        PatchSamples(images, data.lq_size, Augmentation(data.use_hflip, data.use_rot, data.color)),
         batch=data.batch_size_per_gpu * processes.world_size,
         shard=(processes.rank, processes.world_size),
         seed=config.manual_seed,
@@ -91,7 +91,7 @@ def _batches(config: SrConfig, images: TrainImages, processes: ProcessGroup) -> 
 def _open_images(config: SrConfig, data: PairFolders) -> TrainImages:
     """Return paired images, or high-resolution images that are downscaled on the fly."""
     if data.dataroot_lq:
-        return PairedFolders(
+        return PairedImageFolders(
             data.dataroot_gt, data.dataroot_lq, config.scale, filename_tmpl=data.filename_tmpl
         )
     name = data.degradation if isinstance(data, SrTrainData) else "bicubic"

@@ -13,7 +13,7 @@ from lowtide.core.errors import BudgetError, InputError, UsageError
 from lowtide.core.heap import heap_is_tuned, trimming_heap
 from lowtide.core.metrics import SSIM_WINDOW, psnr, psnr_y, ssim, ssim_y
 from lowtide.core.units import format_bytes
-from lowtide.jobs.train.validation_runs import ValidationRuns
+from lowtide.jobs.train.validation_runs import ValidationRunner
 from lowtide.jobs.upscale.job import UpscaleJob
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.budget import Budget
@@ -21,16 +21,16 @@ from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.image_cache import read_rgb
-from lowtide.training.data.pairs import HighResolutionFolders, PairedFolders
+from lowtide.training.data.pairs import HighResolutionFolders, PairedImageFolders
 from lowtide.training.losses.perceptual import PerceptualMetric
 from lowtide.training.setup import save_weights
-from lowtide.training.tasks.sr_config import Metric, SrConfig
+from lowtide.training.tasks.sr_config import MetricEntry, SrConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ValidationMetrics:
+class ImageMetrics:
     """Metrics of ``val.metrics`` on 8-bit images, (H, W, 3) each.
 
     PSNR and SSIM are of the luma unless ``test_y_channel`` is false, without a border as wide as
@@ -104,7 +104,7 @@ class ValidationMetrics:
             return self._perceptual[name].min_side
         return SSIM_WINDOW if self._metrics[name].type == "ssim" else 1
 
-    def _border(self, metric: Metric) -> int:
+    def _border(self, metric: MetricEntry) -> int:
         if metric.crop_border is not None:
             return metric.crop_border
         return 0 if metric.is_learned else self._scale
@@ -131,7 +131,9 @@ def _crop_border(image: np.ndarray, border: int) -> np.ndarray:
     return image[border : height - border, border : width - border]
 
 
-def _pixel_score(metric: Metric, border: int, result: np.ndarray, reference: np.ndarray) -> float:
+def _pixel_score(
+    metric: MetricEntry, border: int, result: np.ndarray, reference: np.ndarray
+) -> float:
     if metric.test_y_channel:
         return {"psnr": psnr_y, "ssim": ssim_y}[metric.type](result, reference, border)
     figure = {"psnr": psnr, "ssim": ssim}[metric.type]
@@ -139,10 +141,10 @@ def _pixel_score(metric: Metric, border: int, result: np.ndarray, reference: np.
 
 
 _WEIGHTS = "validated"
-TrainImages = PairedFolders | HighResolutionFolders
+TrainImages = PairedImageFolders | HighResolutionFolders
 
 
-class TrainValidation:
+class UpscaleValidator:
     """Upscale the validation images with given weights, within ``val.budget``.
 
     No image is downsized to fit: `lowtide.upscale` runs it whole, in bands or in tiles, exactly.
@@ -150,7 +152,7 @@ class TrainValidation:
 
     def __init__(self, config: SrConfig, data: TrainImages, folder: Path, device: str) -> None:
         self._config, self._folder = config, folder
-        self._device, self._runs = device, ValidationRuns(UpscaleJob, device)
+        self._device, self._runs = device, ValidationRunner(UpscaleJob, device)
         self._pairs = list(self._image_pairs(data))
         stems = [low.stem for low, _ in self._pairs]
         # Folders may hold images of the same name.
@@ -158,7 +160,7 @@ class TrainValidation:
             stem if stems.count(stem) == 1 else f"{index}_{stem}"
             for index, stem in enumerate(stems)
         ]
-        self._metrics = ValidationMetrics(config)
+        self._metrics = ImageMetrics(config)
         # Learned metrics run on the CPU, even where the model runs on a GPU.
         host = Budget.parse(config.val.budget if device == "cpu" else "auto")
         sizes = [(low, (high.shape[0], high.shape[1])) for low, high in self._pairs]
@@ -214,7 +216,7 @@ class TrainValidation:
         for index in range(len(data)):
             path = data.path(index)
             image = _eight_bits(read_rgb(path))
-            if isinstance(data, PairedFolders):
+            if isinstance(data, PairedImageFolders):
                 yield data.low_path(index), image
                 continue
             height, width = (side // scale * scale for side in image.shape[:2])

@@ -10,10 +10,10 @@ import numpy as np
 
 from lowtide.core.atomic_file import write_error
 from lowtide.core.metrics import SSIM_WINDOW, psnr, ssim
-from lowtide.core.progress import Cancel, check_cancel
-from lowtide.jobs.clips.rows import BAND_ROWS, FrameSink, FrameSource, frame_info
+from lowtide.core.progress import Cancel, raise_if_cancelled
+from lowtide.jobs.clips.rows import BAND_ROWS, FrameRowSink, FrameRowSource, frame_info
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.clips.work import VideoSegment, VideoWork
+from lowtide.jobs.clips.work import SegmentsFolder, VideoSegment
 from lowtide.jobs.engine.report import reported_db
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
 
@@ -58,7 +58,7 @@ class ClipReader:
             self._frames = iter(VideoReader(task.facts, task.first + self._first, task.last))
         chunk = torch.empty(1, 3, count, *self._size)
         for number in range(count):
-            check_cancel(self._cancel)
+            raise_if_cancelled(self._cancel)
             target = chunk[0, :, number]
             if (frame := next(self._frames, None)) is None:
                 target.copy_(chunk[0, :, number - 1])
@@ -71,7 +71,7 @@ class ClipReader:
         import torch
 
         task = self._task
-        source, format = FrameSource(frame.planes, task.facts.format), task.facts.format
+        source, format = FrameRowSource(frame.planes, task.facts.format), task.facts.format
         height, width = task.stored.height, task.stored.width
         whole = (format.height, format.width) != (height, width)
         step = format.height if whole else BAND_ROWS
@@ -94,9 +94,9 @@ class ClipReader:
 def _resized(rows: np.ndarray, width: int, height: int) -> np.ndarray:
     import pyvips
 
-    from lowtide.media.pixels import resize
+    from lowtide.media.pixels import resample_image
 
-    image = resize(pyvips.Image.new_from_array(np.ascontiguousarray(rows)), width, height)
+    image = resample_image(pyvips.Image.new_from_array(np.ascontiguousarray(rows)), width, height)
     return np.asarray(image.numpy(), np.float32)
 
 
@@ -112,7 +112,7 @@ def images_of(frames: Tensor, height: int, width: int) -> Iterator[np.ndarray]:
 
 def planes_of(image: np.ndarray, task: VideoTask) -> list[np.ndarray]:
     """Return the samples to store of an image, float32 (H, W, 3) in 0..1."""
-    sink = FrameSink(frame_info(task.stored), task.stored)
+    sink = FrameRowSink(frame_info(task.stored), task.stored)
     sink.write(0, image)
     return sink.planes
 
@@ -139,7 +139,7 @@ class ClipComparison:
         if min(self._size) >= SSIM_WINDOW:
             self._likeness.append(mean_of_bands(ssim, image, given, SSIM_WINDOW))
 
-    def keep(self, work: VideoWork, segment: VideoSegment) -> None:
+    def keep(self, work: SegmentsFolder, segment: VideoSegment) -> None:
         """Write what is known beside a segment, for a run that goes on behind it."""
         place = _figures_of(segment)
         try:

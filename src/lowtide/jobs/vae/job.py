@@ -16,15 +16,15 @@ from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.integrations.clip_autoencoder import (
     ClipAutoencoder,
     PartName,
-    PlannedPart,
+    PlannedClipPart,
+    import_autoencoder_libraries,
     load_clip_autoencoder,
-    preload_libraries,
 )
-from lowtide.jobs.clips.work import pinned_plan, work_folder
+from lowtide.jobs.clips.work import pinned_plan, segments_folder
 from lowtide.jobs.engine.devices import resolve_device
-from lowtide.jobs.engine.item import ComputedItem, Item
-from lowtide.jobs.engine.pipeline import Pipeline
-from lowtide.jobs.engine.report import versions
+from lowtide.jobs.engine.item import ComputedItem, JobItem
+from lowtide.jobs.engine.pipeline import JobPipeline
+from lowtide.jobs.engine.report import versions_used
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.vae.inputs import FoundClip, VaeClip, find_clip, model_sha256
 from lowtide.jobs.vae.memory import clip_plan, device_bytes, part_rows
@@ -67,7 +67,7 @@ def run_vae(
     with _target_of(found, settings) as target:
         # 3. Plan.
         job = VaeJob(settings, model, clip, progress, [note] if note else [])
-        item = Item(found.source, target, replace=force)
+        item = JobItem(found.source, target, replace=force)
         planned = job.plan(item)
         report = VaeReport(
             model={"name": model.kind, "path": str(settings.model)},
@@ -83,7 +83,7 @@ def run_vae(
         meter = open_meter(model.budget.device)
         meter.start()
         try:
-            pipeline = Pipeline(
+            pipeline = JobPipeline(
                 job, results, meter, progress=progress, cancel=cancel, scratch=settings.scratch
             )
             pipeline.run([item])
@@ -101,7 +101,7 @@ def load_model(
     """Return the model of the settings, and a note on its precision on this device."""
     assert settings.model is not None
     device = resolve_device(settings.device)
-    preload_libraries(settings.model)
+    import_autoencoder_libraries(settings.model)
     budget = Budget.parse(settings.budget, device=device, scratch=settings.scratch)
     report_phase(progress, "load", str(settings.model))
     note = slowdown_note(settings.resolved_precision) if device == "cpu" else None
@@ -132,7 +132,7 @@ class PlannedClip:
     """
 
     plan: Plan
-    parts: dict[PartName, PlannedPart]
+    parts: dict[PartName, PlannedClipPart]
     precision: VaePrecision
     notes: list[str]
     can_shrink: bool = True
@@ -167,7 +167,7 @@ class VaeJob:
         """What the run may take."""
         return self.model.budget
 
-    def plan(self, item: Item) -> PlannedClip:
+    def plan(self, item: JobItem) -> PlannedClip:
         """Plan all parts, once unless memory runs out.
 
         As before where a stopped run left segments, and its budget is within that of now.
@@ -179,7 +179,7 @@ class VaeJob:
             return self._plan(replace(self.budget, device_bytes=item.limit_bytes))
         if self._first_plan is None:
             budget, left = self.budget, None
-            if is_folder(work_folder(item.target)):
+            if is_folder(segments_folder(item.target)):
                 left = pinned_plan(item.target, self._key)
             if left is not None and left.upper_bytes <= budget.device_bytes:
                 budget = replace(budget, device_bytes=left.budget_bytes)
@@ -206,7 +206,7 @@ class VaeJob:
             given["encoder"] = shapes.padded
         if operation != "encode":
             given["decoder"] = shapes.latents[1:]
-        parts, refusals = dict[PartName, PlannedPart](), list[BudgetError]()
+        parts, refusals = dict[PartName, PlannedClipPart](), list[BudgetError]()
         rows: dict[PartName, list[LedgerRow]] = {
             name: part_rows(name, model, self.clip) for name in given
         }
@@ -224,7 +224,7 @@ class VaeJob:
         return PlannedClip(plan, parts, precision, [*self.notes, *self.clip.notes])
 
     def run(
-        self, item: Item, planned: PlannedClip, pipeline: Pipeline, queue_bytes: int
+        self, item: JobItem, planned: PlannedClip, pipeline: JobPipeline, queue_bytes: int
     ) -> ComputedItem:
         """Run the parts, and make the result of what they make."""
         run = ClipRun(
@@ -266,7 +266,7 @@ class VaeJob:
             report = report.model_copy(update=decoding.figures)
         return ComputedItem(last.result, report, usage, checking, comparable=False)
 
-    def in_fp32(self, pipeline: Pipeline) -> VaeJob:
+    def in_fp32(self, pipeline: JobPipeline) -> VaeJob:
         """Return the same job in fp32, or in bf16 where the budget is too small for that."""
         if self.is_wider:
             raise NotFiniteError("values exceed the range of bf16 too")
@@ -298,7 +298,7 @@ class VaeJob:
     def versions(self) -> dict[str, str]:
         """Versions of all that determines the values."""
         library = type(self.model.module).__module__.partition(".")[0]
-        return versions(packages=["av", *(["diffusers"] if library == "diffusers" else [])])
+        return versions_used(packages=["av", *(["diffusers"] if library == "diffusers" else [])])
 
     @property
     def _key(self) -> str:

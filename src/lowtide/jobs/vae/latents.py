@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from lowtide.core.atomic_file import atomic_output, sync
+from lowtide.core.atomic_file import atomic_output, sync_to_disk
 from lowtide.core.errors import InputError
 from lowtide.core.input_file import require_input
-from lowtide.jobs.clips.result import MadeFrame, SegmentWriter, put_file_in_place
+from lowtide.jobs.clips.result import ComputedFrame, SegmentWriter, put_file_in_place
 from lowtide.jobs.clips.task import CODEC_NAMES, VideoTask
-from lowtide.jobs.clips.work import VideoSegment, VideoWork
-from lowtide.media.video.encoder_settings import EncoderSettings, held_format
+from lowtide.jobs.clips.work import SegmentsFolder, VideoSegment
+from lowtide.media.video.encoder_settings import VideoEncoderSettings, held_format
 from lowtide.media.video.other_streams import plan_streams
 from lowtide.media.video.picture_format import ColorTags, PictureFormat
 from lowtide.media.video.video_facts import VideoFacts
@@ -103,7 +103,7 @@ def facts_of_clip(task: VideoTask, **values: object) -> ClipFacts:
 
 
 def task_of_latents(
-    source: Path, target: Path, facts: ClipFacts, encoder: EncoderSettings
+    source: Path, target: Path, facts: ClipFacts, encoder: VideoEncoderSettings
 ) -> VideoTask:
     """Return how frames become a video of their own, by what their latents say.
 
@@ -236,7 +236,7 @@ class LatentWriter(SegmentWriter):
         self,
         target: Path,
         task: VideoTask,
-        work: VideoWork,
+        work: SegmentsFolder,
         segments: list[VideoSegment],
         shape: tuple[int, int, int, int],
         seed: int | None,
@@ -250,7 +250,7 @@ class LatentWriter(SegmentWriter):
         self._part, self._joined = work.folder / "unfinished", work.folder / target.name
         self._file: BinaryIO | None = None
 
-    def write(self, frame: MadeFrame) -> None:
+    def write(self, frame: ComputedFrame) -> None:
         """Write the mean and log variance of the next latent."""
         if self._file is None:
             self._file = self._part.open("wb")
@@ -262,7 +262,7 @@ class LatentWriter(SegmentWriter):
         assert self._file is not None
         self._file.close()
         self._file = None
-        sync(self._part)
+        sync_to_disk(self._part)
         return self._part
 
     def latents(self) -> Tensor:

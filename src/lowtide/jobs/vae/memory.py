@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lowtide.core.option import Precision
 from lowtide.core.units import MIB
-from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
+from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedClipPart
 from lowtide.jobs.clips.memory import reading_bytes
 from lowtide.jobs.clips.rows import BAND_ROWS
 from lowtide.jobs.clips.task import VideoTask
@@ -68,7 +68,7 @@ def comparing_row(task: VideoTask, frames: int, place: Place) -> LedgerRow:
 
 def clip_plan(
     shapes: ClipShapes,
-    parts: Mapping[PartName, PlannedPart],
+    parts: Mapping[PartName, PlannedClipPart],
     rows: Mapping[PartName, Sequence[LedgerRow]],
     budget: Budget,
     precision: Precision,
@@ -124,7 +124,7 @@ def _pixels(task: VideoTask) -> int:
     return task.stored.height * task.stored.width
 
 
-def _part_row(part: PlannedPart) -> LedgerRow:
+def _part_row(part: PlannedClipPart) -> LedgerRow:
     return _row("chunks, bands and state", "device", part.plan.peak_bytes, part.plan.upper_bytes)
 
 

@@ -17,7 +17,7 @@ from lowtide.memory.profiles import DeviceProfile, find_profile
 
 if TYPE_CHECKING:
     from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName
-    from lowtide.streaming.clip_plan import ChunkRun
+    from lowtide.streaming.clip_plan import ChunkProgramRun
 
 _NOTE = "predicted from the GPU's published figures, not verified on one; seconds are a rough prior"
 
@@ -212,16 +212,16 @@ def _plan_part(
     )
 
 
-def _seconds(run: ChunkRun, profile: DeviceProfile) -> float:
+def _seconds(run: ChunkProgramRun, profile: DeviceProfile) -> float:
     """Return the estimated seconds of a run's operators, by the profile's rates."""
     import torch
 
     from lowtide.memory.prediction.operator_costs import roofline_seconds
-    from lowtide.memory.tracing.fake import FakeTwins
-    from lowtide.memory.tracing.trace import Tracer
+    from lowtide.memory.tracing.fake import FakeModelConverter
+    from lowtide.memory.tracing.trace import MemoryTracer
 
-    faker, graph = FakeTwins(), run.prepared.program.graph
-    module, tracer = faker.model(run.module), Tracer(keep_calls=True, call=faker.calls)
+    faker, graph = FakeModelConverter(), run.prepared.program.graph
+    module, tracer = faker.model(run.module), MemoryTracer(keep_calls=True, call=faker.calls)
     with faker.fake_mode(), torch.no_grad():
         given = [torch.empty(one.shape, dtype=one.dtype) for one in map(graph.meta, graph.inputs)]
         with tracer:

@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.atomic_file import sync_to_disk, write_error
 from lowtide.core.errors import NotFiniteError
-from lowtide.integrations.clip_autoencoder import PlannedPart
+from lowtide.integrations.clip_autoencoder import PlannedClipPart
 from lowtide.jobs.clips.result import ClipResult
-from lowtide.jobs.clips.work import VideoSegment, work_folder
+from lowtide.jobs.clips.work import VideoSegment, segments_folder
 from lowtide.streaming.clip_plan import RunPart
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PartSegment:
 
 
 def part_segments(
-    part: PlannedPart, target: Path, *, step: int, count: int, suffix: str, offset: int = 0
+    part: PlannedClipPart, target: Path, *, step: int, count: int, suffix: str, offset: int = 0
 ) -> list[PartSegment]:
     """Return the segments of a part.
 
@@ -68,7 +68,7 @@ def part_segments(
         suffix: End of the names of the segments' files.
         offset: Number of the first one that it makes.
     """
-    found, folder, sizes = list[PartSegment](), work_folder(target), part.run_sizes
+    found, folder, sizes = list[PartSegment](), segments_folder(target), part.run_sizes
     taken = made = 0
     begin = 0, 0, 0
     for run, (more_taken, more_made) in enumerate(sizes, start=1):
@@ -96,7 +96,7 @@ class SegmentedRun:
 
     def __init__(
         self,
-        part: PlannedPart,
+        part: PlannedClipPart,
         segments: Sequence[PartSegment],
         result: ClipResult,
     ) -> None:
@@ -177,7 +177,7 @@ class SegmentedRun:
         try:
             with part.open("wb") as file:
                 state.save(file)
-            sync(part)
+            sync_to_disk(part)
             self._work.finish(place, part)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -185,7 +185,7 @@ class SegmentedRun:
             raise write_error(place.path, error) from error
 
 
-def _not_finite(chunk: int, part: PlannedPart) -> NotFiniteError:
+def _not_finite(chunk: int, part: PlannedClipPart) -> NotFiniteError:
     dtype = str(part.like.dtype).removeprefix("torch.")
     return NotFiniteError(
         f"chunk {chunk:,} that the model made has values that are not finite (NaN or infinity), in"

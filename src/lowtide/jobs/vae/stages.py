@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.progress import check_cancel
+from lowtide.core.progress import raise_if_cancelled
 from lowtide.core.units import format_bytes
-from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedPart
-from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame, SegmentWriter
-from lowtide.jobs.clips.work import STARTED_OVER, VideoSegment, VideoWork
-from lowtide.jobs.engine.item import Item
-from lowtide.jobs.engine.pipeline import Pipeline
+from lowtide.integrations.clip_autoencoder import ClipAutoencoder, PartName, PlannedClipPart
+from lowtide.jobs.clips.result import ClipResult, ComputedFrame, ContainerWriter, SegmentWriter
+from lowtide.jobs.clips.work import STARTED_OVER, SegmentsFolder, VideoSegment
+from lowtide.jobs.engine.item import JobItem
+from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.vae.frames import ClipComparison, ClipReader, images_of, planes_of
 from lowtide.jobs.vae.inputs import VaeClip
 from lowtide.jobs.vae.latents import LatentWriter, facts_of_clip
@@ -57,14 +57,14 @@ class ClipRun:
         settings: VaeSettings,
         model: ClipAutoencoder,
         clip: VaeClip,
-        item: Item,
-        parts: Mapping[PartName, PlannedPart],
-        pipeline: Pipeline,
+        item: JobItem,
+        parts: Mapping[PartName, PlannedClipPart],
+        pipeline: JobPipeline,
         key: str,
     ) -> None:
         self.settings, self.model, self.clip, self.item = settings, model, clip, item
         self.parts, self.pipeline, self.clock = parts, pipeline, PhaseClock()
-        self.work = VideoWork(item.target, key)
+        self.work = SegmentsFolder(item.target, key)
         # Bytes of the state that is kept, and of the one before, which may be there already.
         self._state_bytes = 2 * max(part.plan.state_bytes for part in parts.values())
         kept = sum(one.stat().st_size for one in self.work.folder.glob("*.state"))
@@ -95,11 +95,11 @@ class ClipRun:
 
         def count(made: int) -> None:
             trim_heap()  # chunks would leave gaps, which would add up
-            check_cancel(self.pipeline.cancel)
+            raise_if_cancelled(self.pipeline.cancel)
             if report is not None:
                 report(made)
 
-        check_cancel(self.pipeline.cancel)
+        raise_if_cancelled(self.pipeline.cancel)
         return count
 
 
@@ -139,7 +139,7 @@ class Encoding:
         clock = self._run.clock
 
         def use(segment: VideoSegment, number: int, made: Tensor) -> None:
-            self.result.write_frame(MadeFrame(segment, number, [made.numpy()]))
+            self.result.write_frame(ComputedFrame(segment, number, [made.numpy()]))
 
         with clock.phase("encode"):
             count = self._run.counter(self.run_of_part, "latents")
@@ -230,7 +230,7 @@ class Decoding:
                             comparison.keep(run.work, segment)
                 with run.clock.phase("write"):
                     planes = [] if run.clip.found.target is None else planes_of(image, task)
-                    self.result.write_frame(MadeFrame(segment, number, planes))
+                    self.result.write_frame(ComputedFrame(segment, number, planes))
 
             with run.clock.phase("decode"):
                 count = run.counter(self.run_of_part, "frames")

@@ -12,14 +12,14 @@ from lowtide.core.units import format_bytes
 from lowtide.integrations.clip_autoencoder import (
     ClipAutoencoder,
     PartName,
-    PlannedPart,
+    PlannedClipPart,
     plain_call,
 )
 from lowtide.jobs.engine.report import reported_db
 from lowtide.jobs.vae.frames import images_of, mean_of_bands
 from lowtide.jobs.vae.report import PartCheck
-from lowtide.memory.tracing.fake import FakeTwins
-from lowtide.memory.tracing.trace import Tracer
+from lowtide.memory.tracing.fake import FakeModelConverter
+from lowtide.memory.tracing.trace import MemoryTracer
 from lowtide.streaming.clip_plan import RunPart
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SPREAD = 2
 def check_part(
     model: ClipAutoencoder,
     name: PartName,
-    part: PlannedPart,
+    part: PlannedClipPart,
     given: Callable[[int], Tensor],
     *,
     free_bytes: int,
@@ -114,16 +114,16 @@ def _differences(
     )
 
 
-def _taken(part: PlannedPart, runs: int) -> int:
+def _taken(part: PlannedClipPart, runs: int) -> int:
     return sum(taken for taken, _ in part.run_sizes[:runs])
 
 
-def _plain_bytes(model: ClipAutoencoder, name: PartName, part: PlannedPart, count: int) -> int:
+def _plain_bytes(model: ClipAutoencoder, name: PartName, part: PlannedClipPart, count: int) -> int:
     """Return about the most bytes of the model's own call on so many frames or latents."""
     import torch
 
-    faker, like = FakeTwins(), part.like
-    twin, tracer = faker.model(model.module), Tracer(call=faker.calls)
+    faker, like = FakeModelConverter(), part.like
+    twin, tracer = faker.model(model.module), MemoryTracer(call=faker.calls)
     tracer.label(twin.parameters(), "weights")
     with faker.fake_mode(), torch.no_grad():
         shape = 1, like.shape[1], count, *like.shape[3:]

@@ -14,10 +14,10 @@ import numpy as np
 from lowtide.core.errors import VideoError
 from lowtide.core.signal import ClosedOnExit
 from lowtide.jobs.clips.memory import WAITING_FRAMES
-from lowtide.jobs.clips.rows import FrameSource, frame_info
+from lowtide.jobs.clips.rows import FrameRowSource, frame_info
 from lowtide.jobs.clips.task import VideoTask
 from lowtide.jobs.clips.work import VideoSegment
-from lowtide.media.video.frame_sequence import SequenceFacts, SequenceReader
+from lowtide.media.video.frame_sequence import FrameSequenceFacts, FrameSequenceReader
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_facts import VideoFacts
 from lowtide.media.video.video_reader import StoredFrame, VideoReader
@@ -40,7 +40,7 @@ class DueFrame:
     is_decoded: bool
 
 
-class FirstFrames(ClosedOnExit):
+class FirstFramesImage(ClosedOnExit):
     """Some of a clip's first frames, one below the other, as an image (H·frames, W, 3).
 
     Of the first 97 every 24th, so that a fade from black is not all. One is in memory.
@@ -59,7 +59,7 @@ class FirstFrames(ClosedOnExit):
         self.info = replace(one, height=one.height * count)
         self.shape, self.dtype = self.info.shape, np.dtype(np.float32)
         self._height, self._number, self._next = one.height, -1, islice(due, 0, None, _STEP)
-        self._frame: FrameSource | None = None
+        self._frame: FrameRowSource | None = None
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Return the rows from ``first`` to before ``last``, (N, W, 3), in order."""
@@ -67,7 +67,7 @@ class FirstFrames(ClosedOnExit):
         while first < last:
             number, top = divmod(first, self._height)
             while self._number < number:
-                self._frame = FrameSource(next(self._next).planes, self._format)
+                self._frame = FrameRowSource(next(self._next).planes, self._format)
                 self._number += 1
             assert self._frame is not None
             rows.append(self._frame.read(top, min(self._height, top + last - first)))
@@ -114,8 +114,8 @@ def due_frames(
 
 
 def _frames(facts: VideoFacts, first: int, last: int, keep_damaged: bool) -> Iterator[StoredFrame]:
-    if isinstance(facts, SequenceFacts):
-        return iter(SequenceReader(facts, first, last, keep_damaged=keep_damaged))
+    if isinstance(facts, FrameSequenceFacts):
+        return iter(FrameSequenceReader(facts, first, last, keep_damaged=keep_damaged))
     return iter(VideoReader(facts, first, last, keep_damaged=keep_damaged))
 
 

@@ -13,22 +13,22 @@ import numpy as np
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.input_file import exists, is_folder
-from lowtide.core.progress import Cancel, check_cancel
-from lowtide.core.signal import Sink
+from lowtide.core.progress import Cancel, raise_if_cancelled
+from lowtide.core.signal import RowSink
 from lowtide.core.units import format_bytes
-from lowtide.jobs.clips.result import ClipResult, ContainerWriter, MadeFrame, StartReading
-from lowtide.jobs.clips.rows import FrameSink, FrameSource
+from lowtide.jobs.clips.result import ClipResult, ComputedFrame, ContainerWriter, StartReading
+from lowtide.jobs.clips.rows import FrameRowSink, FrameRowSource
 from lowtide.jobs.clips.task import VideoTask, frame_facts, inspect_input, video_task
-from lowtide.jobs.clips.work import VideoSegment, VideoWork, pinned_plan, work_folder
-from lowtide.jobs.engine.item import ComputedItem, Item
-from lowtide.jobs.engine.pipeline import Pipeline
-from lowtide.jobs.engine.report import versions
-from lowtide.jobs.images.denoise_first import DenoisingFirst
+from lowtide.jobs.clips.work import SegmentsFolder, VideoSegment, pinned_plan, segments_folder
+from lowtide.jobs.engine.item import ComputedItem, JobItem
+from lowtide.jobs.engine.pipeline import JobPipeline
+from lowtide.jobs.engine.report import versions_used
+from lowtide.jobs.images.denoise_first import DenoiseFirstJob
 from lowtide.jobs.images.job import ItemRun
 from lowtide.jobs.images.model_choice import suited_upscaler
-from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.target_size import TargetSize
-from lowtide.jobs.video.frames import FirstFrames, ReadAhead, WriteBehind, due_frames
+from lowtide.jobs.video.frames import FirstFramesImage, ReadAhead, WriteBehind, due_frames
 from lowtide.jobs.video.report import StreamReport, VideoReport, VideosReport
 from lowtide.jobs.video.sequence import (
     VIDEOS,
@@ -38,13 +38,13 @@ from lowtide.jobs.video.sequence import (
 )
 from lowtide.jobs.video.settings import VideoSettings
 from lowtide.media import ImageFacts
-from lowtide.media.discover import FilePair, Found, MediaKind
-from lowtide.media.image_info import ImageFile, ImageRows
+from lowtide.media.discover import DiscoveredFiles, FilePair, MediaKind
+from lowtide.media.image_info import ImageRowReader, ImageRowWriter
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.opened_video import load_av
 from lowtide.memory.choice import shortfall
 from lowtide.memory.plan import Plan
-from lowtide.streaming.tiles.runner import RunOutcome
+from lowtide.streaming.tiles.runner import TileRunOutcome
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Clip:
     seconds: float = 0.0
 
 
-class VideoJob(DenoisingFirst):
+class VideoJob(DenoiseFirstJob):
     """Upscales videos with one model, denoised or as they are.
 
     A plan is for one frame, which is an image for the network. No more than a few frames are in
@@ -87,7 +87,7 @@ class VideoJob(DenoisingFirst):
     @classmethod
     def find(
         cls, inputs: Sequence[str | Path], output: str | Path, settings: VideoSettings
-    ) -> Found:
+    ) -> DiscoveredFiles:
         """Pair inputs with outputs: video files, or one sequence of images."""
         found = find_sequence(inputs, output, settings.format, settings.suffix)
         return found or super().find(inputs, output, settings)
@@ -133,7 +133,7 @@ class VideoJob(DenoisingFirst):
         """Return the sizes of a frame and of its result; raises as `video_task`."""
         return video_task(source, target, settings, scale).sizes(scale)
 
-    def plan(self, item: Item) -> ImageTaskPlan:
+    def plan(self, item: JobItem) -> PlannedImage:
         """Plan one frame; as before where a stopped run left segments, and that plan fits."""
         try:
             planned = super().plan(item)
@@ -147,7 +147,7 @@ class VideoJob(DenoisingFirst):
                     " ffv1, or --preset superfast of x264 and x265, take less"
                 )
             raise
-        if item.limit_bytes is None and is_folder(work_folder(item.target)):
+        if item.limit_bytes is None and is_folder(segments_folder(item.target)):
             pinned = pinned_plan(item.target, self._key(item, planned.plan))
             if pinned is not None and shortfall(pinned, self.budget) is None:
                 budget = planned.plan.budget_bytes, planned.plan.host_budget_bytes
@@ -156,7 +156,7 @@ class VideoJob(DenoisingFirst):
         return planned
 
     def run(
-        self, item: Item, planned: ImageTaskPlan, pipeline: Pipeline, queue_bytes: int
+        self, item: JobItem, planned: PlannedImage, pipeline: JobPipeline, queue_bytes: int
     ) -> ComputedItem:
         """Compute and encode all frames of a video, and join them with its other streams."""
         clip = self._clip(item)
@@ -166,7 +166,7 @@ class VideoJob(DenoisingFirst):
         )
         return super().run(item, planned, pipeline, 0)  # `video_memory` counts what waits
 
-    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+    def open_source(self, item: JobItem, scratch: Path | None) -> ImageRowReader:
         """Return the first frame, by which the error of a plan is measured."""
         clip = self._clip(item)
         task = clip.task
@@ -175,25 +175,27 @@ class VideoJob(DenoisingFirst):
             clip.planes = next(due).planes
             due.close()
         assert clip.planes is not None
-        return FrameSource(clip.planes, task.facts.format)
+        return FrameRowSource(clip.planes, task.facts.format)
 
-    def open_noisy(self, item: Item, scratch: Path | None) -> ImageRows:
+    def open_noisy(self, item: JobItem, scratch: Path | None) -> ImageRowReader:
         """Return some of the first frames, by which the noise level of a clip is estimated."""
         clip = self._clip(item)
         due = due_frames(clip.task, clip.segments[:1], self.settings.keeps_damaged)
-        return FirstFrames(due, clip.segments[0], clip.task.facts.format)
+        return FirstFramesImage(due, clip.segments[0], clip.task.facts.format)
 
-    def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
+    def open_sink(
+        self, item: JobItem, planned: PlannedImage, source: ImageRowReader
+    ) -> ImageRowWriter:
         """Open an item's result, and lock the folder of its segments."""
         clip, target = self._clip(item), item.target
-        work = VideoWork(target, self._key(item, planned.plan))
+        work = SegmentsFolder(target, self._key(item, planned.plan))
         pattern = None if clip.task.encoder else FramePattern.parse(target)
         given = clip.task, work, clip.segments, clip.cancel, clip.start_reading
         if pattern is None:
             return ClipResult(ContainerWriter(target, *given, replace=item.replace))
         return ClipResult(PictureWriter(pattern, *given, replace=item.replace))
 
-    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> VideoReport:
+    def item_report(self, item: JobItem, planned: PlannedImage, status: Any) -> VideoReport:
         """Return the report of a planned or finished file."""
         clip = self._clip(item)
         task = clip.task
@@ -223,7 +225,7 @@ class VideoJob(DenoisingFirst):
             ],
         )
 
-    def _clip(self, item: Item) -> _Clip:
+    def _clip(self, item: JobItem) -> _Clip:
         if item.index not in self._clips:
             scale = self.prepared.geometry.scale
             task = video_task(item.source, item.target, self.settings, scale)
@@ -231,20 +233,20 @@ class VideoJob(DenoisingFirst):
             self._clips[item.index] = _Clip(task, segments)
         return self._clips[item.index]
 
-    def _key(self, item: Item, plan: Plan) -> str:
+    def _key(self, item: JobItem, plan: Plan) -> str:
         """Return all that determines the bytes of segments, except which frames they hold."""
         clip = self._clip(item)
         clip.content = clip.content or clip.task.content_sha256
         model = self.prepared.descriptor.sha256
         settings = self.settings.content_hash(model, self.prepared.precision)
-        now = versions(self.settings.model_name, self.packages)
+        now = versions_used(self.settings.model_name, self.packages)
         where = self.prepared.network.device
         how = "" if plan.accuracy == "exact" else plan.strategy.model_dump_json()
         return f"{clip.content} {settings} {sorted(now.items())} {where} {how}"
 
-    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+    def _execute(self, run: ItemRun, source: ImageRowReader, sink: RowSink) -> TileRunOutcome:
         """Run the network on the frames of all segments that are not finished."""
-        clip, outcome = self._clip(run.item), RunOutcome()
+        clip, outcome = self._clip(run.item), TileRunOutcome()
         self.set_level(run.item, source.info)
         result = cast(ClipResult, sink)
         due = result.due_segments()
@@ -258,12 +260,12 @@ class VideoJob(DenoisingFirst):
         try:
             before, planes = None, list[np.ndarray]()
             for frame in reader:
-                check_cancel(run.pipeline.cancel)
+                raise_if_cancelled(run.pipeline.cancel)
                 if frame.planes is not before:
                     planes = self._run_frame(run, frame.planes, outcome)
                 before = frame.planes
                 clip.repeated += not frame.is_decoded
-                writer.put(MadeFrame(frame.segment, frame.index, planes))
+                writer.put(ComputedFrame(frame.segment, frame.index, planes))
                 if on_frames is not None:
                     on_frames(1)
             writer.finish()
@@ -275,12 +277,12 @@ class VideoJob(DenoisingFirst):
         return outcome
 
     def _run_frame(
-        self, run: ItemRun, planes: list[np.ndarray], outcome: RunOutcome
+        self, run: ItemRun, planes: list[np.ndarray], outcome: TileRunOutcome
     ) -> list[np.ndarray]:
         """Return the planes that the network makes of a frame."""
         task = self._clip(run.item).task
-        source = FrameSource(planes, task.facts.format)
-        sink = FrameSink(run.planned.upscaled, task.stored)
+        source = FrameRowSource(planes, task.facts.format)
+        sink = FrameRowSink(run.planned.upscaled, task.stored)
         adapter = self.adapter(run.item, source.info)
         done = self._run_network(run, source, sink, adapter, None)
         outcome.events += done.events

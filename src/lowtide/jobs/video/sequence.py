@@ -1,8 +1,8 @@
 """Numbered images that are one video: how they are found, and how they are written.
 
-What is written waits in the hidden folder of `VideoWork`, each segment with a file of the images'
-hashes, until all were read back; then each gets its name. A run that is killed meanwhile leaves
-some with their names, which the next one knows by their hashes.
+What is written waits in the hidden folder of `SegmentsFolder`, each segment with a file of the
+images' hashes, until all were read back; then each gets its name. A run that is killed meanwhile
+leaves some with their names, which the next one knows by their hashes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lowtide.core.atomic_file import put_in_place, require_name, require_output, sync, write_error
+from lowtide.core.atomic_file import (
+    put_in_place,
+    require_name,
+    require_output,
+    sync_to_disk,
+    write_error,
+)
 from lowtide.core.errors import ImageError, OutputError, UsageError, VideoError
 from lowtide.core.input_file import exists, file_sha256, is_folder, require_input
-from lowtide.core.progress import Cancel, check_cancel
-from lowtide.jobs.clips.result import MadeFrame, SegmentWriter, StartReading
+from lowtide.core.progress import Cancel, raise_if_cancelled
+from lowtide.jobs.clips.result import ComputedFrame, SegmentWriter, StartReading
 from lowtide.jobs.clips.task import VideoTask
-from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, VideoSegment, VideoWork, work_folder
-from lowtide.media.discover import FilePair, Found, MediaKind
+from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, SegmentsFolder, VideoSegment, segments_folder
+from lowtide.media.discover import DiscoveredFiles, FilePair, MediaKind
 from lowtide.media.video.frame_pattern import FRAME_SUFFIXES, FramePattern
-from lowtide.media.video.frame_sequence import SequenceFacts, read_frame
+from lowtide.media.video.frame_sequence import FrameSequenceFacts, read_frame
 from lowtide.media.video.frame_writing import upright, write_frame
 from lowtide.media.video.video_containers import CONTAINERS
 
@@ -38,7 +44,7 @@ _FORCE_HINT = "--force to replace them, or another folder"
 
 def find_sequence(
     inputs: Sequence[str | Path], output: str | Path, format: str | None, text: str
-) -> Found | None:
+) -> DiscoveredFiles | None:
     """Pair a sequence of images with its output, or a video with a sequence.
 
     A sequence is a folder of numbered images without videos, or a pattern such as
@@ -77,7 +83,7 @@ def find_sequence(
     target = _target(source, output, suffix)
     path = Path(given) if source is None else source.path
     _refuse_input(source, target)
-    return Found([FilePair(path, target, path.as_posix())], [], single_file=True)
+    return DiscoveredFiles([FilePair(path, target, path.as_posix())], [], single_file=True)
 
 
 def _sequence(path: Path) -> FramePattern | None:
@@ -144,7 +150,7 @@ class PictureWriter(SegmentWriter):
         self,
         pattern: FramePattern,
         task: VideoTask,
-        work: VideoWork,
+        work: SegmentsFolder,
         segments: list[VideoSegment],
         cancel: Cancel,
         start_reading: StartReading,
@@ -158,11 +164,11 @@ class PictureWriter(SegmentWriter):
         self._replaced = {one for one in self._names if os.path.lexists(pattern.folder / one)}
         self._written: dict[str, str] = {}
 
-    def write(self, frame: MadeFrame) -> None:
+    def write(self, frame: ComputedFrame) -> None:
         """Write the picture of the next frame."""
         facts, name = self.task.facts, self._pattern.name(self.task.number(frame.index))
         path = self.work.folder / name
-        icc = facts.icc if isinstance(facts, SequenceFacts) else None
+        icc = facts.icc if isinstance(facts, FrameSequenceFacts) else None
         write_frame(path, upright(frame.planes, facts.rotation, facts.mirrored), icc)
         self._written[name] = file_sha256(path)
 
@@ -187,7 +193,7 @@ class PictureWriter(SegmentWriter):
         if task.facts.rotation % 180:
             due = due[::-1]
         for name in self._names:
-            check_cancel(self._cancel)
+            raise_if_cancelled(self._cancel)
             path = self._place(name)
             try:
                 size = read_frame(path).shape[:2]
@@ -217,7 +223,7 @@ class PictureWriter(SegmentWriter):
             except OSError as error:
                 raise write_error(folder / name, error) from error
         with contextlib.suppress(OSError):  # folders of some file systems cannot be synced
-            sync(folder)
+            sync_to_disk(folder)
         return self._pattern.path
 
     def abort(self) -> None:
@@ -244,7 +250,7 @@ def refuse_existing_frames(pattern: FramePattern, numbers: Iterator[int], *, for
     if force or not found:
         return
     made: dict[str, str] = {}
-    for path in work_folder(pattern.path).glob(f"[0-9]*{SEQUENCE_SUFFIX}"):
+    for path in segments_folder(pattern.path).glob(f"[0-9]*{SEQUENCE_SUFFIX}"):
         with contextlib.suppress(OSError, ValueError):  # a journal says which are complete
             made |= json.loads(path.read_text("utf-8"))
     others = [path for path in found if made.get(path.name) != file_sha256(path)]

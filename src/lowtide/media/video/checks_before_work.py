@@ -15,13 +15,13 @@ from lowtide.core.errors import VideoError
 from lowtide.media.video.opened_video import (
     damaged_error,
     load_av,
-    open_source,
+    open_media_file,
     open_video,
     packets_with_data,
-    readable,
+    readable_packets,
 )
-from lowtide.media.video.other_streams import PlannedStream, StreamPlan
-from lowtide.media.video.packet_times import TimeWindow, packet_time
+from lowtide.media.video.other_streams import OutputStreamsPlan, PlannedStream
+from lowtide.media.video.packet_times import TimeMapping, packet_time
 from lowtide.media.video.stream_copier import CarriedStream, read_streams
 from lowtide.media.video.video_containers import muxer_options
 from lowtide.media.video.video_facts import VideoFacts
@@ -30,7 +30,7 @@ from lowtide.media.video.video_facts import VideoFacts
 _PIXELS = 10**9
 
 
-def tried_streams(plan: StreamPlan, *, keep_damaged: bool) -> StreamPlan:
+def tried_streams(plan: OutputStreamsPlan, *, keep_damaged: bool) -> OutputStreamsPlan:
     """The plan after all packets of its streams were written to nowhere, or decoded.
 
     Args:
@@ -52,10 +52,12 @@ def tried_streams(plan: StreamPlan, *, keep_damaged: bool) -> StreamPlan:
 
 
 @functools.lru_cache(maxsize=16)  # asked for before a model is loaded, and after
-def _tried(plan: StreamPlan, keep_damaged: bool, _changed: int, _size: int) -> StreamPlan:
+def _tried(
+    plan: OutputStreamsPlan, keep_damaged: bool, _changed: int, _size: int
+) -> OutputStreamsPlan:
     trials: dict[int, _PacketTrial] = {}
     assert plan.source is not None
-    with open_source(plan.source) as source:
+    with open_media_file(plan.source) as source:
         for planned in plan.kept:
             if planned.kind not in ("attachment", "cover"):
                 trials[planned.index] = _PacketTrial(plan, planned, source.streams[planned.index])
@@ -100,7 +102,7 @@ class _Nowhere(io.RawIOBase):
 class _PacketTrial:
     """Trial of the packets of one stream, in an output of its own."""
 
-    def __init__(self, plan: StreamPlan, planned: PlannedStream, stream: Any) -> None:
+    def __init__(self, plan: OutputStreamsPlan, planned: PlannedStream, stream: Any) -> None:
         options = muxer_options(plan.container)
         self.failures: list[str] = []
         self._planned, self._count, self._bad = planned, 0, list[int]()
@@ -111,7 +113,7 @@ class _PacketTrial:
         )
         self._carried: CarriedStream | None = None
         try:
-            self._carried = CarriedStream(plan, planned, stream, self._output, TimeWindow())
+            self._carried = CarriedStream(plan, planned, stream, self._output, TimeMapping())
         except self._errors as error:
             self.failures.append(f"{self._kind} cannot be read ({_reason(error)})")
 
@@ -219,7 +221,7 @@ def _key_frames(
     begin, end = span
     waiting, count = None, 0
     with open_video(facts.path) as (container, stream):
-        for packet in packets_with_data(readable(container.demux(stream))):
+        for packet in packets_with_data(readable_packets(container.demux(stream))):
             count += 1
             if packet.pts is None or not packet.is_keyframe or packet.pts > end:
                 continue

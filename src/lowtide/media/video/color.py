@@ -61,7 +61,7 @@ def rgb_rows(
     return rgb.transpose(1, 2, 0)
 
 
-class PlaneRows:
+class PlaneBuilder:
     """Stored planes made from rows of R'G'B', in order; the inverse of `rgb_rows`.
 
     Codes are rounded half up and clipped to those that the bits have.
@@ -127,7 +127,7 @@ class PlaneRows:
         inside = mirrored(outside, right, format.width)
         wide[..., outside + border] = wide[..., inside + border]
         first_tap = BORDER + FILTERS[right][0]
-        return halved(wide[..., first_tap:], 2, right, format.plane_shapes[1][1])
+        return downsample_by_two(wide[..., first_tap:], 2, right, format.plane_shapes[1][1])
 
     def _write_chroma(self, first: int, chroma: np.ndarray) -> None:
         """Store the chroma rows that these rows (2, N, W), from ``first`` on, complete."""
@@ -156,7 +156,7 @@ class PlaneRows:
             return chroma[:, :0]
         places = np.arange(2 * self._chroma_next + above, 2 * (done - 1) + above + len(weights))
         places = mirrored(places, below, format.height) - self._kept_from
-        made = halved(chroma.take(places, 1), 1, below, done - self._chroma_next)
+        made = downsample_by_two(chroma.take(places, 1), 1, below, done - self._chroma_next)
         # A mirrored border asks for rows further up than the next chroma row does.
         keep = max(self._kept_from, 2 * done + above - 2)
         self._kept = chroma[:, keep - self._kept_from :].copy()
@@ -221,8 +221,8 @@ def _chroma_rows(
     _scaled(rows, codes.neutral, codes.chroma / factor, chroma[:, 1:-1])
     chroma[:, 0], chroma[:, -1] = chroma[:, 1], chroma[:, -2]
     if down > 1:
-        chroma = doubled(chroma, 0, first - below - 2 * above, last - first)
-    return doubled(chroma, 1, 2 - right, format.width) if across > 1 else chroma[:, 1:-1]
+        chroma = upsample_by_two(chroma, 0, first - below - 2 * above, last - first)
+    return upsample_by_two(chroma, 1, 2 - right, format.width) if across > 1 else chroma[:, 1:-1]
 
 
 def _scaled(codes: np.ndarray, zero: float, count: float, out: np.ndarray) -> np.ndarray:
@@ -238,7 +238,7 @@ def _store(values: np.ndarray, zero: float, codes: _Codes, out: np.ndarray) -> N
     out[:] = values
 
 
-def doubled(samples: np.ndarray, axis: int, start: float, count: int) -> np.ndarray:
+def upsample_by_two(samples: np.ndarray, axis: int, start: float, count: int) -> np.ndarray:
     """Return samples (rows, columns), of which each counts for two, interpolated on an axis.
 
     Args:
@@ -267,7 +267,7 @@ def doubled(samples: np.ndarray, axis: int, start: float, count: int) -> np.ndar
     return out
 
 
-def halved(samples: np.ndarray, axis: int, offset: float, count: int) -> np.ndarray:
+def downsample_by_two(samples: np.ndarray, axis: int, offset: float, count: int) -> np.ndarray:
     """Return ``count`` samples filtered on an axis; ``samples`` begin with the first one's taps."""
 
     def tap(place: int) -> np.ndarray:
@@ -289,7 +289,7 @@ def halved(samples: np.ndarray, axis: int, offset: float, count: int) -> np.ndar
 
 
 def mirrored(places: np.ndarray, offset: float, length: int) -> np.ndarray:
-    """Return places in a picture instead of those outside, so that `doubled` is undone there.
+    """Return places in a picture for those outside, so that `upsample_by_two` is undone there.
 
     A chroma sample that lies on the first or last sample is mirrored about that, others about the
     border.

@@ -90,7 +90,7 @@ CODECS = {
 
 
 @dataclass(frozen=True)
-class EncoderSettings:
+class VideoEncoderSettings:
     """Codec and effort of an output.
 
     Args:
@@ -143,7 +143,7 @@ class EncoderSettings:
         return options
 
 
-def side_step(settings: EncoderSettings, format: PictureFormat) -> tuple[int, int]:
+def side_step(settings: VideoEncoderSettings, format: PictureFormat) -> tuple[int, int]:
     """Return what widths and heights of such pictures have to be multiples of."""
     if not CODECS[settings.codec].whole_chroma:
         return 1, 1
@@ -151,7 +151,7 @@ def side_step(settings: EncoderSettings, format: PictureFormat) -> tuple[int, in
 
 
 def held_format(
-    settings: EncoderSettings, format: PictureFormat, light: Hdr10Light | None = None
+    settings: VideoEncoderSettings, format: PictureFormat, light: Hdr10Light | None = None
 ) -> tuple[PictureFormat, list[str]]:
     """Return the format in which a codec holds such pictures, and sentences on what differs.
 
@@ -194,7 +194,7 @@ def _plain(format: PictureFormat) -> str:
     return name.replace("yuvj", "yuv").removesuffix("be") + ("le" if name.endswith("be") else "")
 
 
-def _held_name(settings: EncoderSettings, format: PictureFormat) -> str:
+def _held_name(settings: VideoEncoderSettings, format: PictureFormat) -> str:
     """Return the pixel format in which a codec holds such pictures."""
     name, wanted = _plain(format), format.layout
     if settings.plays and format.kind == "rgb":

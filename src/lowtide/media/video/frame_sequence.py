@@ -38,7 +38,7 @@ _FORMATS = {
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceFacts(VideoFacts):
+class FrameSequenceFacts(VideoFacts):
     """Facts of image files, as those of a video whose stamps are the numbers of the files.
 
     Attributes:
@@ -74,7 +74,7 @@ class SequenceFacts(VideoFacts):
         return whole.hexdigest()
 
 
-def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> SequenceFacts:
+def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> FrameSequenceFacts:
     """Return the facts of a sequence; lists the folder and reads a header.
 
     Args:
@@ -86,7 +86,7 @@ def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> Sequence
         UsageError: ``fps`` is no rate.
     """
     files = tuple(pattern.files())
-    facts = SequenceFacts(
+    facts = FrameSequenceFacts(
         path=pattern.path,
         format=PictureFormat(0, 0, "gbrp"),
         stamps=np.array([one.number for one in files], np.int64) - files[0].number,
@@ -112,8 +112,8 @@ def inspect_sequence(pattern: FramePattern, fps: str | float | None) -> Sequence
 
 
 def sequence_part(
-    facts: SequenceFacts, first: int, last: int, *, keep_damaged: bool = False
-) -> SequenceFacts:
+    facts: FrameSequenceFacts, first: int, last: int, *, keep_damaged: bool = False
+) -> FrameSequenceFacts:
     """Return the facts as the header of file ``first`` has them, after a look at all to ``last``.
 
     Raises:
@@ -124,7 +124,7 @@ def sequence_part(
     return _described(facts, _common_header(facts.pattern, files, keep_damaged))
 
 
-def _described(facts: SequenceFacts, header: FrameHeader) -> SequenceFacts:
+def _described(facts: FrameSequenceFacts, header: FrameHeader) -> FrameSequenceFacts:
     """Return facts with the format that a header states."""
     return replace(
         facts,
@@ -158,7 +158,7 @@ def _common_header(
             if keep_damaged:
                 continue
             raise damaged_frame(path, error) from error
-        if (change := change_of(found, usual)) is not None:
+        if (change := describe_difference(found, usual)) is not None:
             raise VideoError(f"{path}: {change} as {begin}", hint=hint)
     return usual
 
@@ -175,7 +175,7 @@ def _first_header(pattern: FramePattern, files: Sequence[FrameFile]) -> FrameHea
         raise damaged_frame(path, error) from error
 
 
-class SequenceReader:
+class FrameSequenceReader:
     """Frames ``first`` to before ``last`` of a sequence, as an iterator.
 
     Args:
@@ -188,7 +188,7 @@ class SequenceReader:
     """
 
     def __init__(
-        self, facts: SequenceFacts, first: int, last: int, *, keep_damaged: bool = False
+        self, facts: FrameSequenceFacts, first: int, last: int, *, keep_damaged: bool = False
     ) -> None:
         self._facts, self._first, self._last = facts, first, last
         self._keep = keep_damaged
@@ -268,7 +268,7 @@ def read_header(path: Path) -> FrameHeader:
     return FrameHeader(opened.facts, opened.metadata.icc)
 
 
-def change_of(found: FrameHeader, usual: FrameHeader) -> str | None:
+def describe_difference(found: FrameHeader, usual: FrameHeader) -> str | None:
     """Return what tells a frame from the first one, in words; None if they are alike."""
     now, first = (
         f"{one.format.width}×{one.format.height} {one.format.name}" for one in (found, usual)

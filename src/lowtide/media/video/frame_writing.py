@@ -10,8 +10,8 @@ import numpy as np
 from lowtide.core.errors import UsageError
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.image_sink import open_sink
-from lowtide.media.metadata import Metadata
-from lowtide.media.video.frame_sequence import SequenceFacts
+from lowtide.media.metadata import ImageMetadata
+from lowtide.media.video.frame_sequence import FrameSequenceFacts
 from lowtide.media.video.packet_times import frame_rate
 from lowtide.media.video.picture_format import UNSPECIFIED, PictureFormat
 from lowtide.media.video.video_facts import VideoFacts, display_matrix
@@ -21,7 +21,9 @@ _PQ, _HLG = 16, 18
 _USUAL_PRIMARIES = (1, 5, 6, UNSPECIFIED)
 
 
-def image_format(facts: VideoFacts, format: PictureFormat) -> tuple[PictureFormat, list[str]]:
+def pixel_format_for_images(
+    facts: VideoFacts, format: PictureFormat
+) -> tuple[PictureFormat, list[str]]:
     """Return ``format`` as image files hold it, and sentences on what they do not say.
 
     Raises:
@@ -40,7 +42,7 @@ def image_format(facts: VideoFacts, format: PictureFormat) -> tuple[PictureForma
         )
     name = "gray" if format.kind == "gray" else "gbrp"
     held = PictureFormat(format.width, format.height, name if format.bits == 8 else f"{name}16le")
-    return held, [] if isinstance(facts, SequenceFacts) else _unsaid(facts)
+    return held, [] if isinstance(facts, FrameSequenceFacts) else _unsaid(facts)
 
 
 def upright(planes: Sequence[np.ndarray], rotation: int, mirrored: bool) -> list[np.ndarray]:
@@ -66,7 +68,7 @@ def write_frame(path: Path, planes: Sequence[np.ndarray], icc: bytes | None = No
     rows = np.stack(planes, -1).astype(planes[0].dtype.newbyteorder("="))
     height, width, channels = rows.shape
     info = ImageInfo(width, height, channels, "uint8" if rows.dtype == np.uint8 else "uint16")
-    with open_sink(path, info, metadata=Metadata(icc=icc)) as sink:
+    with open_sink(path, info, metadata=ImageMetadata(icc=icc)) as sink:
         sink.write(0, rows)
         sink.commit()
 

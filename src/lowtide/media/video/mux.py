@@ -18,13 +18,13 @@ from lowtide.media.video.opened_video import (
     ffmpeg_name,
     find_picture,
     load_av,
-    open_source,
+    open_media_file,
     packets_with_data,
 )
-from lowtide.media.video.other_streams import StreamPlan, picture_metadata
+from lowtide.media.video.other_streams import OutputStreamsPlan, picture_metadata
 from lowtide.media.video.packet_times import (
-    TimeWindow,
-    WrittenStream,
+    StreamTally,
+    TimeMapping,
     frame_rate,
     merged,
 )
@@ -44,7 +44,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class JoinedFile:
-    """A file that `join` wrote, as `check_output` reads it again.
+    """A file that `join_segments` wrote, as `verify_output_frames` reads it again.
 
     Attributes:
         path: The file.
@@ -59,7 +59,7 @@ class JoinedFile:
     stamps: np.ndarray
     time_base: Fraction
     shift: Fraction = Fraction(0)
-    streams: tuple[WrittenStream, ...] = ()
+    streams: tuple[StreamTally, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -93,8 +93,8 @@ class NewPicture:
         return np.append(gaps, last)
 
 
-def join(
-    plan: StreamPlan,
+def join_segments(
+    plan: OutputStreamsPlan,
     segments: Sequence[Path],
     target: Path,
     *,
@@ -148,7 +148,7 @@ def join(
 class _Muxer:
     """One output while it is written."""
 
-    def __init__(self, plan: StreamPlan, picture: NewPicture, cut: bool) -> None:
+    def __init__(self, plan: OutputStreamsPlan, picture: NewPicture, cut: bool) -> None:
         self.plan, self.picture, self.cut = plan, picture, cut
         self.window = _window(plan, picture, cut)
 
@@ -157,12 +157,12 @@ class _Muxer:
         order = read_order(picture.segments, len(picture.stamps))
         with ExitStack() as stack:
             sources = [
-                (part, window, stack.enter_context(open_source(part.source)))
+                (part, window, stack.enter_context(open_media_file(part.source)))
                 for part, window in self._parts()
                 if part.source
             ]
             source = sources[0][2] if plan.source else None
-            first = stack.enter_context(open_source(picture.segments[0]))
+            first = stack.enter_context(open_media_file(picture.segments[0]))
             options = muxer_options(plan.container, self._ticks(sources))
             output = stack.enter_context(
                 av.open(ffmpeg_name(target), "w", format=plan.container, container_options=options)
@@ -186,7 +186,7 @@ class _Muxer:
             tuple(note for copier in copiers for note in copier.notes()),
         )
 
-    def _parts(self) -> list[tuple[StreamPlan, TimeWindow]]:
+    def _parts(self) -> list[tuple[OutputStreamsPlan, TimeMapping]]:
         """The source, and the file of the sound with its own times."""
         plan, window, other = self.plan, self.window, self.plan.sound
         if other is None:
@@ -207,7 +207,7 @@ class _Muxer:
             if after_frame:
                 after_frame()
 
-    def _ticks(self, sources: list[tuple[StreamPlan, TimeWindow, Any]]) -> int:
+    def _ticks(self, sources: list[tuple[OutputStreamsPlan, TimeMapping, Any]]) -> int:
         """Ticks a second in which the beginning of every stream is a whole number."""
         bases = [self.picture.time_base]
         for plan, window, source in sources:
@@ -236,25 +236,27 @@ class _Muxer:
         return shown
 
 
-def _window(plan: StreamPlan, picture: NewPicture, cut: bool) -> TimeWindow:
+def _window(plan: OutputStreamsPlan, picture: NewPicture, cut: bool) -> TimeMapping:
     begin = int(picture.stamps[0]) * picture.time_base
     if not cut:
         # No picture is shown before 0: players leave such frames out.
         shift = max(-plan.begin, -begin)
         if plan.container in ("matroska", "webm"):  # whose files have no edit list that hides it
-            return TimeWindow(shift, first=-shift, before=_BEFORE)
-        return TimeWindow(shift)
+            return TimeMapping(shift, first=-shift, before=_BEFORE)
+        return TimeMapping(shift)
     end = (int(picture.stamps[-1]) + int(picture.durations[-1])) * picture.time_base
-    return TimeWindow(-begin, begin, end)
+    return TimeMapping(-begin, begin, end)
 
 
-def check_output(joined: JoinedFile, *, after_frame: Callable[[], object] | None = None) -> None:
+def verify_output_frames(
+    joined: JoinedFile, *, after_frame: Callable[[], object] | None = None
+) -> None:
     """Decode every frame of a written file and compare count and times with what was due.
 
     Sound and subtitles are compared by where they begin, sound by its bytes too.
 
     Args:
-        joined: What `join` wrote.
+        joined: What `join_segments` wrote.
         after_frame: Called after each frame, to show progress or to raise an error that stops the
             work.
 
@@ -264,10 +266,10 @@ def check_output(joined: JoinedFile, *, after_frame: Callable[[], object] | None
             elsewhere.
     """
     av = load_av()
-    with open_source(joined.path) as opened:
+    with open_media_file(joined.path) as opened:
         shown: Any = opened.streams[find_picture(opened, joined.path)]
         others: list[Any] = [*opened.streams.audio, *opened.streams.subtitles]
-        found = {stream.index: WrittenStream(stream.type) for stream in others}
+        found = {stream.index: StreamTally(stream.type) for stream in others}
         stamps: list[int | None] = []
         try:
             for packet in packets_with_data(opened.demux(shown, *others)):
@@ -306,7 +308,7 @@ def _compare_frames(joined: JoinedFile, stamps: list[int | None], tick: Fraction
 
 
 def _compare_streams(
-    path: Path, kind: str, due: list[WrittenStream], read: list[tuple[WrittenStream, Fraction]]
+    path: Path, kind: str, due: list[StreamTally], read: list[tuple[StreamTally, Fraction]]
 ) -> None:
     if len(due) != len(read):
         raise OutputError(f"{path}: {len(due)} {kind} streams were written, {len(read)} read again")

@@ -53,7 +53,7 @@ def ffmpeg_name(path: Path) -> str:
     return str(path.absolute())
 
 
-def open_source(source: Path) -> InputContainer:
+def open_media_file(source: Path) -> InputContainer:
     """Opened file of video or sound; raises `InputError` for what FFmpeg cannot read."""
     av = load_av()
     require_input(source)
@@ -188,7 +188,7 @@ def packets_with_data(packets: Iterator[Any]) -> Iterator[Any]:
     return (packet for packet in packets if packet.size)
 
 
-def readable(packets: Iterator[Any]) -> Iterator[Any]:
+def readable_packets(packets: Iterator[Any]) -> Iterator[Any]:
     """Packets of a video up to where its file cannot be read on, which `read_packets` has found."""
     with suppress(load_av().error.FFmpegError):
         yield from packets

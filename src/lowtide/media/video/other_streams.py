@@ -13,7 +13,7 @@ from lowtide.media.video.opened_video import (
     ALPHA_MODE,
     find_picture,
     is_cover,
-    open_source,
+    open_media_file,
 )
 from lowtide.media.video.sound_encoder import SOUND_WORDS, SoundEncoding, sound_fate
 from lowtide.media.video.video_containers import (
@@ -81,7 +81,7 @@ class PlannedStream:
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class OutputStreamsPlan:
     """Streams of an output file, decided before work starts.
 
     Attributes:
@@ -100,7 +100,7 @@ class StreamPlan:
     streams: tuple[PlannedStream, ...] = ()
     begin: Fraction = Fraction(0)
     notes: tuple[str, ...] = ()
-    sound: StreamPlan | None = None
+    sound: OutputStreamsPlan | None = None
 
     @property
     def kept(self) -> tuple[PlannedStream, ...]:
@@ -115,7 +115,7 @@ class StreamPlan:
 
 def plan_streams(
     source: Path | None, target: Path, *, codec: str, cut: bool = False, sound: str = "auto"
-) -> StreamPlan:
+) -> OutputStreamsPlan:
     """Plan of what becomes of each stream of ``source`` in a file named ``target``.
 
     Args:
@@ -140,8 +140,8 @@ def plan_streams(
         )
     other = None if sound in SOUND_WORDS else _other_sound(Path(sound), target, container)
     if source is None:
-        return StreamPlan(None, container, sound=other)
-    with open_source(source) as opened:
+        return OutputStreamsPlan(None, container, sound=other)
+    with open_media_file(source) as opened:
         picture = find_picture(opened, source)
         _require_pixel_aspect(opened.streams[picture], container, codec, target)
         streams = tuple(_planned(one, picture, container, sound, target) for one in opened.streams)
@@ -155,16 +155,16 @@ def plan_streams(
             f"all times are {abs(float(begin)):.3f} s {'earlier' if begin > 0 else 'later'}:"
             " broadcasts begin at any time, and other files at 0"
         )
-    return StreamPlan(source, container, picture, streams, begin, tuple(notes), other)
+    return OutputStreamsPlan(source, container, picture, streams, begin, tuple(notes), other)
 
 
-def _other_sound(path: Path, target: Path, container: str) -> StreamPlan:
+def _other_sound(path: Path, target: Path, container: str) -> OutputStreamsPlan:
     """Plan of the sound of a file of its own."""
     if not path.is_file():
         raise UsageError(
             f"--sound {path} is no file", hint=f"--sound {'|'.join(SOUND_WORDS)}, or a file"
         )
-    with open_source(path) as opened:
+    with open_media_file(path) as opened:
         streams = tuple(
             replace(_planned(one, -1, container, str(path), target), file=path.name)
             for one in opened.streams.audio
@@ -172,10 +172,10 @@ def _other_sound(path: Path, target: Path, container: str) -> StreamPlan:
         begin = _begin(opened)
     if not streams:
         raise UsageError(f"--sound {path}: there is no sound in it")
-    return StreamPlan(path, container, streams=streams, begin=begin)
+    return OutputStreamsPlan(path, container, streams=streams, begin=begin)
 
 
-def no_streams(source: Path | None, container: str) -> StreamPlan:
+def no_streams(source: Path | None, container: str) -> OutputStreamsPlan:
     """Plan of a sequence of image files, which has no place but for the picture.
 
     Args:
@@ -186,11 +186,11 @@ def no_streams(source: Path | None, container: str) -> StreamPlan:
         InputError: The source cannot be opened, or has no picture.
     """
     if source is None:
-        return StreamPlan(None, container)
-    with open_source(source) as opened:
+        return OutputStreamsPlan(None, container)
+    with open_media_file(source) as opened:
         picture = find_picture(opened, source)
         streams = tuple(_left_out(stream, picture) for stream in opened.streams)
-    return StreamPlan(source, container, picture, streams)
+    return OutputStreamsPlan(source, container, picture, streams)
 
 
 def _left_out(stream: Any, picture: int) -> PlannedStream:

@@ -16,7 +16,7 @@ _APART = Fraction(1, 4000)
 
 
 @dataclass(frozen=True)
-class TimeWindow:
+class TimeMapping:
     """How times of a source become times of the output.
 
     Attributes:
@@ -91,7 +91,7 @@ class TimeWindow:
 
 
 @dataclass
-class WrittenStream:
+class StreamTally:
     """What was written or read of a stream.
 
     Attributes:

@@ -267,7 +267,7 @@ class PictureFormat:
         return layout
 
 
-def format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:
+def picture_format_of(frame: av.VideoFrame, chroma_location: int = 0) -> PictureFormat:
     """Return the format of a decoded frame, as if opaque.
 
     Raises:
@@ -288,7 +288,7 @@ def range_number(format: PictureFormat) -> int:
     return 0 if format.tags.full_range is None else 1 + format.tags.full_range
 
 
-def planes_of(frame: av.VideoFrame, format: PictureFormat) -> list[np.ndarray]:
+def frame_planes(frame: av.VideoFrame, format: PictureFormat) -> list[np.ndarray]:
     """Return a frame's samples as arrays (rows, columns), which are views of the frame.
 
     Raises:
@@ -318,10 +318,10 @@ def alpha_of(frame: av.VideoFrame, format: PictureFormat) -> np.ndarray:
     return alpha[: format.height, : format.width]
 
 
-def frame_of(planes: Sequence[np.ndarray], format: PictureFormat) -> av.VideoFrame:
-    """Return a new frame with these samples, in `planes_of`'s order, and the format's color."""
+def frame_from_planes(planes: Sequence[np.ndarray], format: PictureFormat) -> av.VideoFrame:
+    """Return a new frame with these samples, in `frame_planes`'s order, and the format's color."""
     frame = load_av().VideoFrame(format.width, format.height, format.name)
-    for view, plane in zip(planes_of(frame, format), planes, strict=True):
+    for view, plane in zip(frame_planes(frame, format), planes, strict=True):
         view[:] = plane
     tags = format.tags
     frame.color_primaries, frame.color_trc = tags.primaries, tags.transfer

@@ -14,7 +14,7 @@ import numpy as np
 
 from lowtide.core.errors import UsageError
 from lowtide.media.video.opened_video import load_av
-from lowtide.media.video.packet_times import TimeWindow, packet_time
+from lowtide.media.video.packet_times import TimeMapping, packet_time
 from lowtide.media.video.video_containers import TITLES, holds_stream
 
 # Stamps this far from where the samples before ended are a gap, or sound that comes twice.
@@ -53,7 +53,7 @@ class SoundEncoder:
     """
 
     def __init__(
-        self, stream: Any, output: Any, encoding: SoundEncoding, window: TimeWindow
+        self, stream: Any, output: Any, encoding: SoundEncoding, window: TimeMapping
     ) -> None:
         self.made = encoding.add_to(output)
         self.damaged = 0

@@ -15,15 +15,20 @@ from fractions import Fraction
 from typing import Any
 
 from lowtide.core.errors import InputError
-from lowtide.media.video.opened_video import load_av, open_source, packets_with_data, readable
+from lowtide.media.video.opened_video import (
+    load_av,
+    open_media_file,
+    packets_with_data,
+    readable_packets,
+)
 from lowtide.media.video.other_streams import (
+    OutputStreamsPlan,
     PlannedStream,
-    StreamPlan,
     copied_metadata,
     cover_file,
     file_metadata,
 )
-from lowtide.media.video.packet_times import SampleClock, TimeWindow, WrittenStream, packet_time
+from lowtide.media.video.packet_times import SampleClock, StreamTally, TimeMapping, packet_time
 from lowtide.media.video.sound_encoder import SoundEncoder
 from lowtide.media.video.video_containers import add_copy
 
@@ -49,7 +54,7 @@ class StreamCopier:
         carried: The streams that have packets, by their index in the source.
     """
 
-    def __init__(self, plan: StreamPlan, window: TimeWindow, source: Any) -> None:
+    def __init__(self, plan: OutputStreamsPlan, window: TimeMapping, source: Any) -> None:
         self.carried: dict[int, CarriedStream] = {}
         self._plan, self._window, self._source = plan, window, source
 
@@ -97,7 +102,7 @@ class StreamCopier:
             output.add_attachment(*name, bytes(cover))
 
 
-def read_streams(plan: StreamPlan, source: Any, indices: list[int]) -> Iterator[Any]:
+def read_streams(plan: OutputStreamsPlan, source: Any, indices: list[int]) -> Iterator[Any]:
     """Packets of some streams of an opened source.
 
     A video is read as far as that is possible. Raises `InputError` where another file of sound
@@ -105,17 +110,19 @@ def read_streams(plan: StreamPlan, source: Any, indices: list[int]) -> Iterator[
     """
     packets = packets_with_data(source.demux(*(source.streams[one] for one in indices)))
     if plan.picture >= 0:
-        packets = readable(packets)
+        packets = readable_packets(packets)
     try:
         yield from packets
     except load_av().error.FFmpegError as error:
         raise InputError(f"{plan.source}: sound cannot be read ({error})") from error
 
 
-def _first_packet(plan: StreamPlan, index: int, window: TimeWindow | None = None) -> Any | None:
+def _first_packet(
+    plan: OutputStreamsPlan, index: int, window: TimeMapping | None = None
+) -> Any | None:
     """First packet of a stream of the source, in a window."""
     assert plan.source is not None
-    with open_source(plan.source) as again:
+    with open_media_file(plan.source) as again:
         packets = read_streams(plan, again, [index])
         return next((one for one in packets if window is None or window.has(one)), None)
 
@@ -136,7 +143,12 @@ class CarriedStream:
     """
 
     def __init__(
-        self, plan: StreamPlan, planned: PlannedStream, stream: Any, output: Any, window: TimeWindow
+        self,
+        plan: OutputStreamsPlan,
+        planned: PlannedStream,
+        stream: Any,
+        output: Any,
+        window: TimeMapping,
     ) -> None:
         self.converter: SubtitleConverter | SoundEncoder | None = None
         self._planned, self._window, self._count = planned, window, 0
@@ -158,7 +170,7 @@ class CarriedStream:
         self._made.disposition = int(stream.disposition)
         # Sound in frames of its own loses their headers in a file that has one for all.
         framed = planned.action == "copied" and planned.codec == "aac" and not sound.extradata
-        self.written = WrittenStream(planned.kind, whole=not framed)
+        self.written = StreamTally(planned.kind, whole=not framed)
 
     def packets(self, packet: Any) -> Iterator[Any]:
         """Packets for the output that are known with this one of the source."""
@@ -187,7 +199,7 @@ class CarriedStream:
         if self.converter is not None:
             yield from self._placed(self.converter.flush())
 
-    def _add_hidden(self, plan: StreamPlan, stream: Any, output: Any) -> Any:
+    def _add_hidden(self, plan: OutputStreamsPlan, stream: Any, output: Any) -> Any:
         """Make a stream of sound in Matroska, which hides what is before 0 by a delay."""
         if self._planned.codec == "opus":  # whose header has a delay that decoders go by
             samples = int.from_bytes((stream.codec_context.extradata or b"")[10:12], "little")

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from lowtide.core.atomic_file import sync, write_error
+from lowtide.core.atomic_file import sync_to_disk, write_error
 from lowtide.core.cpuinfo import cpuinfo_field
 from lowtide.core.errors import OutputError
-from lowtide.media.video.encoder_settings import CODECS, EncoderSettings
-from lowtide.media.video.opened_video import load_av, open_source, packets_with_data
-from lowtide.media.video.picture_format import PictureFormat, frame_of, range_number
+from lowtide.media.video.encoder_settings import CODECS, VideoEncoderSettings
+from lowtide.media.video.opened_video import load_av, open_media_file, packets_with_data
+from lowtide.media.video.picture_format import PictureFormat, frame_from_planes, range_number
 from lowtide.media.video.side_data import Hdr10Light
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _TASKS = Path("/proc/self/task")
 Scheduling = tuple[int, int]
 
 
-class SegmentEncoder:
+class VideoSegmentEncoder:
     """File of encoded pictures, written frame by frame by an encoder of its own.
 
     The same frames, stamps and arguments make the same packets on any machine.
@@ -61,7 +61,7 @@ class SegmentEncoder:
     def __init__(
         self,
         path: Path,
-        settings: EncoderSettings,
+        settings: VideoEncoderSettings,
         format: PictureFormat,
         *,
         time_base: Fraction,
@@ -92,7 +92,7 @@ class SegmentEncoder:
         Raises:
             OutputError: The file cannot be written; it is removed.
         """
-        frame = frame_of(planes, self._format)
+        frame = frame_from_planes(planes, self._format)
         frame.pts, frame.time_base = pts, self._time_base
         self._encode(frame)
 
@@ -101,7 +101,7 @@ class SegmentEncoder:
         self._encode(None)
         with self._failures():
             self._container.close()
-            sync(self._path)
+            sync_to_disk(self._path)
 
     def abort(self) -> None:
         """Remove the file."""
@@ -268,7 +268,7 @@ def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
     count = 0
     headers = set()
     for path in segments:
-        with open_source(path) as opened:
+        with open_media_file(path) as opened:
             shown = opened.streams.video[0]
             headers.add(shown.codec_context.extradata)
             found = packets_with_data(opened.demux(shown))
@@ -309,7 +309,7 @@ def picture_packets(
     decoding = decoding_stamps(stamps, order.delay)
     place = 0
     for path in segments:
-        with open_source(path) as opened:
+        with open_media_file(path) as opened:
             for packet in packets_with_data(opened.demux(opened.streams.video[0])):
                 frame = order.rank[place]
                 packet.time_base = time_base

@@ -25,9 +25,9 @@ from lowtide.media.video.opened_video import (
     has_separate_alpha,
     load_av,
     open_video,
-    readable,
+    readable_packets,
 )
-from lowtide.media.video.picture_format import PictureFormat, format_of
+from lowtide.media.video.picture_format import PictureFormat, picture_format_of
 from lowtide.media.video.side_data import (
     NO_CROP,
     Crop,
@@ -160,7 +160,7 @@ def _inspect(path: Path, _changed: int, _size: int, deinterlace: bool) -> VideoF
         first, location = _first_frame(path, container, stream, deinterlace)
         crop = crop_of(container, stream)
         try:
-            format = format_of(first, location)
+            format = picture_format_of(first, location)
             shown = cropped_format(format, crop)
         except VideoError as error:
             raise VideoError(f"{path}: {error.message}", hint=error.hint) from error
@@ -209,7 +209,7 @@ def _first_frame(
     av = load_av()
     tag, frame, location = stream.codec_context.codec_tag, None, None
     decoder = decoder_of(stream)
-    for packet in readable(container.demux(stream)):
+    for packet in readable_packets(container.demux(stream)):
         if location is None:
             location = chroma_location(stream, packet)
         try:
@@ -220,12 +220,12 @@ def _first_frame(
             break
     if frame is None:
         raise VideoError(f"{path}: damaged: no frame of it can be decoded")
-    require_whole(path, frame, stream.codec_context.name, deinterlace)
+    require_deinterlaceable(path, frame, stream.codec_context.name, deinterlace)
     _require_no_dolby_vision(path, frame, tag)
     return frame, location or 0
 
 
-def require_whole(path: Path, frame: VideoFrame, codec: str, deinterlace: bool) -> None:
+def require_deinterlaceable(path: Path, frame: VideoFrame, codec: str, deinterlace: bool) -> None:
     """Raise `VideoError` for an interlaced frame that is not to be made whole, or cannot be.
 
     Frames of interlaced H.265 are half pictures, of which others hold two.

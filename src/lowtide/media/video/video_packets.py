@@ -14,7 +14,7 @@ from lowtide.media.video.opened_video import (
     load_av,
     open_video,
     packets_with_data,
-    readable,
+    readable_packets,
 )
 
 # Streams may end a little before the duration in a header: a cut file ends earlier.
@@ -100,7 +100,7 @@ def decode_stamps(path: Path, packets: VideoPackets) -> None:
     """Take the stamps of all frames of a file whose packets are more than its frames."""
     av, packets.stamps = load_av(), []
     with open_video(path) as (container, stream):
-        for packet in readable(container.demux(stream)):
+        for packet in readable_packets(container.demux(stream)):
             try:
                 frames = packet.decode()
             except av.error.FFmpegError as error:

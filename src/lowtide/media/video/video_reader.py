@@ -22,20 +22,20 @@ from lowtide.media.video.opened_video import (
     decoder_of,
     load_av,
     open_video,
-    readable,
+    readable_packets,
 )
 from lowtide.media.video.picture_format import (
     UNSPECIFIED,
     PictureFormat,
     alpha_of,
-    format_of,
+    frame_planes,
     opaque_name,
+    picture_format_of,
     planar_name,
-    planes_of,
     unknown_layout,
 )
 from lowtide.media.video.side_data import cropped_format, cropped_planes
-from lowtide.media.video.video_facts import VideoFacts, require_whole
+from lowtide.media.video.video_facts import VideoFacts, require_deinterlaceable
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -59,7 +59,7 @@ class StoredFrame:
     Attributes:
         index: Its number in the file, from 0.
         pts: When it is shown, in units of the file's time base.
-        planes: Samples in the order of `planes_of`, views of the decoder's memory.
+        planes: Samples in the order of `frame_planes`, views of the decoder's memory.
     """
 
     index: int
@@ -122,12 +122,14 @@ class VideoReader:
         """Iterate over the frames."""
         facts = self._facts
         if facts.deinterlaces:
-            frames = self._due(whole_frames(facts.path, self._with_neighbors(), facts.decoded))
+            frames = self._due(
+                deinterlace_frames(facts.path, self._with_neighbors(), facts.decoded)
+            )
         else:
             frames = self.decoded()
         for index, frame in frames:
             format = replace(facts.decoded, name=opaque_name(frame.format.name))
-            planes = cropped_planes(planes_of(frame, format), facts.format, facts.crop)
+            planes = cropped_planes(frame_planes(frame, format), facts.format, facts.crop)
             yield StoredFrame(index, int(facts.stamps[index]), planes)
 
     def decoded(self) -> Iterator[tuple[int, Any]]:
@@ -140,7 +142,7 @@ class VideoReader:
         """Return how frames are stored from the first one on, which may be another way."""
         for index, frame in self._placed():
             if index >= self._first:
-                return format_of(frame, self._facts.format.chroma_location)
+                return picture_format_of(frame, self._facts.format.chroma_location)
         raise self._missing(self._first)
 
     def _placed(self) -> Iterator[tuple[int, Any]]:
@@ -215,7 +217,7 @@ class VideoReader:
         """Decode all frames, or those that can be if damage is kept."""
         av, facts = load_av(), self._facts
         seen = None
-        for packet in readable(container.demux(stream)):
+        for packet in readable_packets(container.demux(stream)):
             try:
                 frames = decoder.decode(packet)
             except av.error.FFmpegError as error:
@@ -267,7 +269,7 @@ class VideoReader:
     def _check(self, index: int, frame: Any) -> None:
         """Raise `VideoError` for a frame that is not stored as the first one is."""
         facts, format = self._facts, self._facts.decoded
-        require_whole(facts.path, frame, facts.codec, facts.deinterlaces)
+        require_deinterlaceable(facts.path, frame, facts.codec, facts.deinterlaces)
         if not self._is_alike(frame):
             raise VideoError(
                 f"{facts.path}: from frame {index:,} on, at {facts.seconds(index):.2f} s, frames"
@@ -277,7 +279,7 @@ class VideoReader:
             )
 
 
-def whole_frames(
+def deinterlace_frames(
     path: Path, frames: Iterable[tuple[int, Any]], format: PictureFormat
 ) -> Iterator[tuple[int, Any]]:
     """Make decoded frames whole, in planes, each by the one before it and the one after it.

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lowtide.core.heap import HeapMode, heap_is_tuned, heap_mode
 from lowtide.core.units import MIB
-from lowtide.memory.plan_store import PlanStore, machine
+from lowtide.memory.plan_store import JsonCache, machine_facts
 
 # Candidates for the fixed part: the spread of what a process takes in addition to its tensors.
 _FIXED_CANDIDATES = (0, 2 * MIB, 4 * MIB, 8 * MIB, 12 * MIB, 16 * MIB, 24 * MIB, 32 * MIB)
@@ -36,7 +36,7 @@ _MIN_RUNS = 40
 RunKind = Literal["tiled", "streamed"]
 
 
-class Residual(BaseModel):
+class PredictionResidual(BaseModel):
     """Predicted and measured peak of one run, in bytes."""
 
     model_config = ConfigDict(frozen=True)
@@ -45,7 +45,7 @@ class Residual(BaseModel):
     measured: int
 
 
-class Calibration(BaseModel):
+class BoundCalibration(BaseModel):
     """Upper bound of a prediction: a relative margin plus a fixed number of bytes.
 
     ``share`` is the relative margin and ``fixed_bytes`` the fixed part, fitted to ``count`` runs so
@@ -75,14 +75,14 @@ class Calibration(BaseModel):
 
 
 # For predictions that are reported without a margin.
-NO_MARGIN = Calibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
+NO_MARGIN = BoundCalibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
 
 def calibrate(
-    residuals: Sequence[Residual],
+    residuals: Sequence[PredictionResidual],
     coverage: float = _COVERAGE,
     parts: Sequence[int] = _FIXED_CANDIDATES,
-) -> Calibration:
+) -> BoundCalibration:
     """Fit an upper bound that holds in ``coverage`` of the runs, and double its width.
 
     The bound has the form share + fixed part. It is twice as wide as the tightest one that would
@@ -103,10 +103,10 @@ def calibrate(
     if not residuals:
         raise ValueError("no residuals to calibrate with")
     rank = min(math.ceil((len(residuals) + 1) * coverage), len(residuals)) - 1
-    best: tuple[float, Calibration] | None = None
+    best: tuple[float, BoundCalibration] | None = None
     for fixed in parts:
         shares = sorted([(r.measured - fixed) / r.predicted - 1 for r in residuals])
-        bound = Calibration(
+        bound = BoundCalibration(
             share=round(max(shares[rank], 0.0) + 5e-4, 3),
             fixed_bytes=fixed,
             count=len(residuals),
@@ -123,13 +123,13 @@ def calibrate(
     return best[1].model_copy(update={"share": round(share, 4), "fixed_bytes": fixed})
 
 
-def shipped_calibration(kind: str) -> Calibration:
+def shipped_calibration(kind: str) -> BoundCalibration:
     """Load the packaged calibration for ``"cpu"`` or ``"cuda"``.
 
     A committed script makes it from the committed benchmark. CUDA has not been measured; its
     calibration is a prior.
     """
-    return Calibration.model_validate(shipped_data()[kind])
+    return BoundCalibration.model_validate(shipped_data()[kind])
 
 
 class RunBounds(BaseModel):
@@ -142,8 +142,8 @@ class RunBounds(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    current_heap: Calibration | None = None
-    trimming_heap: Calibration | None = None
+    current_heap: BoundCalibration | None = None
+    trimming_heap: BoundCalibration | None = None
     can_trim: bool = False
 
 
@@ -153,7 +153,7 @@ def run_bounds(kind: RunKind, device: str) -> RunBounds:
     The packaged bounds cover the C heaps that `heap_mode` names. The bound from this machine's own
     runs replaces them only where it is larger, since those runs may be of less demanding models.
     """
-    own = ResidualStore(device, kind).calibration()
+    own = PredictionResidualStore(device, kind).calibration()
     if device != "cpu":
         return RunBounds(current_heap=own)
     heap = heap_mode()
@@ -168,9 +168,9 @@ def run_bounds(kind: RunKind, device: str) -> RunBounds:
     )
 
 
-def _shipped_run(kind: RunKind, heap: HeapMode) -> Calibration | None:
+def _shipped_run(kind: RunKind, heap: HeapMode) -> BoundCalibration | None:
     known = shipped_data().get(kind, {}).get(heap)
-    return None if known is None else Calibration.model_validate(known)
+    return None if known is None else BoundCalibration.model_validate(known)
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def shipped_data() -> dict[str, Any]:
     return json.loads((folder / "calibration.json").read_text())
 
 
-class ResidualStore:
+class PredictionResidualStore:
     """Residuals of the newest runs of one kind on one device, in the plan store.
 
     Runs in differently set C heaps are kept apart, because these take other memory.
@@ -195,10 +195,10 @@ class ResidualStore:
     def __init__(
         self, device: str, kind: RunKind, folder: Path | None = None, keep: int = 400
     ) -> None:
-        self._store, self._keep = PlanStore(folder), keep
-        self._facts = kind, heap_is_tuned(), *machine(device)
+        self._store, self._keep = JsonCache(folder), keep
+        self._facts = kind, heap_is_tuned(), *machine_facts(device)
 
-    def add(self, residual: Residual) -> None:
+    def add(self, residual: PredictionResidual) -> None:
         """Store one run.
 
         If the folder cannot be written, the run is dropped and the packaged bounds stay in use.
@@ -207,12 +207,15 @@ class ResidualStore:
         pairs = [(run.predicted, run.measured) for run in runs]
         self._store.put("runs", *self._facts, value=pairs)
 
-    def read(self) -> list[Residual]:
+    def read(self) -> list[PredictionResidual]:
         """Return the newest runs, oldest first."""
         pairs = self._store.get("runs", *self._facts) or ()
-        return [Residual(predicted=predicted, measured=measured) for predicted, measured in pairs]
+        return [
+            PredictionResidual(predicted=predicted, measured=measured)
+            for predicted, measured in pairs
+        ]
 
-    def calibration(self) -> Calibration | None:
+    def calibration(self) -> BoundCalibration | None:
         """Calibrate on these runs; None while there are fewer than 40."""
         residuals = self.read()
         return calibrate(residuals) if len(residuals) >= _MIN_RUNS else None

@@ -17,16 +17,16 @@ import torch
 from lowtide.core.heap import HeapMode
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.plan import device_row
-from lowtide.memory.plan_store import StoredTable
-from lowtide.memory.prediction.calibration import Calibration
+from lowtide.memory.plan_store import JsonCacheTable
+from lowtide.memory.prediction.calibration import BoundCalibration
 from lowtide.memory.prediction.operator_costs import (
     MAX_WORKSPACE_RATIO_LOW_PRECISION,
     Call,
     all_tensors,
     is_foreign,
     operand_bytes,
+    operator_signature,
     row_count,
-    signature,
     with_rows,
     workspace_bound,
 )
@@ -41,7 +41,7 @@ from lowtide.memory.prediction.result import (
 )
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.memory.tracing.fake_fixes import RNN_LAYER, RNN_LAYER_BACKWARD
-from lowtide.memory.tracing.trace import TensorFacts, Trace
+from lowtide.memory.tracing.trace import MemoryTrace, TensorFacts
 
 TOO_LARGE, UNSAFE = "too large to be measured here", "not safe to be run on zeros"
 
@@ -74,7 +74,7 @@ class WorkspacePeak(NamedTuple):
 
 
 @dataclass
-class CpuWorkspace:
+class CpuWorkspaceMeter:
     """Measures the peak bytes of CPU operators, once per signature.
 
     An operator whose operands and results exceed ``limit_bytes`` is not run; by default the limit
@@ -88,7 +88,7 @@ class CpuWorkspace:
         assumed: By signature, the (name, reason) of each operator taken at its bound.
     """
 
-    store: StoredTable
+    store: JsonCacheTable
     limit_bytes: int = field(default_factory=lambda: _measurable_bytes(available_host_bytes()))
     measured: int = 0
     assumed: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class CpuWorkspace:
 
         ``result_bytes`` are the bytes of those results, as far as they are known.
         """
-        key = signature(call)
+        key = operator_signature(call)
         known = self.store.get(key)
         if known is None:
             operands = operand_bytes(call)
@@ -115,7 +115,7 @@ class CpuWorkspace:
         return known
 
     def _bound(self, call: Call, result_bytes: int, why: str) -> int:
-        self.assumed[signature(call)] = call[0].__name__, why
+        self.assumed[operator_signature(call)] = call[0].__name__, why
         return workspace_bound(call, result_bytes)
 
     def _extrapolated(self, call: Call) -> int:
@@ -163,7 +163,9 @@ def _measurable_bytes(free_bytes: int) -> int:
     return min(_MAX_OPERAND_BYTES, free_bytes // MAX_WORKSPACE_RATIO_LOW_PRECISION)
 
 
-def peak_with_workspace(trace: Trace, operator_peak: Callable[[Call, int], int]) -> WorkspacePeak:
+def peak_with_workspace(
+    trace: MemoryTrace, operator_peak: Callable[[Call, int], int]
+) -> WorkspacePeak:
     """Return the peak of a trace with every operator's workspace included.
 
     Operators are visited by their largest possible peak, in descending order. Those that cannot
@@ -193,7 +195,7 @@ def peak_with_workspace(trace: Trace, operator_peak: Callable[[Call, int], int])
     return best
 
 
-def peak_within(trace: Trace, enough: int, operator_peak: Callable[[Call, int], int]) -> int:
+def peak_within(trace: MemoryTrace, enough: int, operator_peak: Callable[[Call, int], int]) -> int:
     """Return a bound of the bytes that a run adds to those held before it.
 
     Only operators whose bound exceeds ``enough`` bytes are measured: to know whether a run stays
@@ -257,7 +259,10 @@ _HEADER = 80
 
 
 def predict_cpu(
-    trace: Trace, workspace: CpuWorkspace, calibration: Calibration, heap: HeapMode = "trim"
+    trace: MemoryTrace,
+    workspace: CpuWorkspaceMeter,
+    calibration: BoundCalibration,
+    heap: HeapMode = "trim",
 ) -> PredictedMemory:
     """Predict the peak resident memory of ``trace`` on this machine's CPU, in a C heap."""
     peak = peak_with_workspace(trace, workspace.operator_peak)
@@ -266,7 +271,7 @@ def predict_cpu(
     rows = live_tensor_rows(trace, op)
     live = sum(row.value for row in rows)
     call = None if op is None else trace.ops[op].call
-    assumed = call is not None and signature(call) in workspace.assumed
+    assumed = call is not None and operator_signature(call) in workspace.assumed
     rows.append(
         device_row("workspace", max(0, peak.total - live), "prior" if assumed else "probed")
     )
@@ -290,7 +295,7 @@ def predict_cpu(
     )
 
 
-def _rounding(trace: Trace, op: int) -> int:
+def _rounding(trace: MemoryTrace, op: int) -> int:
     """Return the bytes that pages and headers add to the storages alive at the peak."""
     sizes = trace.sizes_during(op)
     return sum(

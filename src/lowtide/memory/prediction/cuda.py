@@ -19,23 +19,23 @@ from torch import Tensor
 
 from lowtide.attention.cpu_ops import ONEDNN_LINEAR
 from lowtide.core.units import MIB
-from lowtide.memory.allocator import CachingAllocator, replay_requests
+from lowtide.memory.allocator import SimulatedAllocator, replay_requests
 from lowtide.memory.plan import Origin, device_row
-from lowtide.memory.plan_store import StoredTable, machine
-from lowtide.memory.prediction.calibration import Calibration
+from lowtide.memory.plan_store import JsonCacheTable, machine_facts
+from lowtide.memory.prediction.calibration import BoundCalibration
 from lowtide.memory.prediction.cpu import materialize_call
 from lowtide.memory.prediction.operator_costs import (
     Call,
     operand_bytes,
+    operator_signature,
     receptive_rows,
     row_count,
-    signature,
     with_rows,
 )
 from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.fake_fixes import dense_strides
-from lowtide.memory.tracing.trace import OpRecord, Trace
+from lowtide.memory.tracing.trace import MemoryTrace, OpRecord
 
 _MATMULS = frozenset(
     {
@@ -59,9 +59,9 @@ ConvWorkspace = Callable[[Call, int], int]
 
 
 def predict_cuda(
-    trace: Trace,
+    trace: MemoryTrace,
     profile: DeviceProfile,
-    calibration: Calibration,
+    calibration: BoundCalibration,
     workspace: ConvWorkspace | None = None,
 ) -> PredictedMemory:
     """Predict the memory of ``trace`` on a CUDA device: reserved bytes and context.
@@ -97,8 +97,8 @@ def predict_cuda(
     return PredictedMemory(tuple(rows), trace.phase(peak_op), name, trace.peak_bytes)
 
 
-def _replay(trace: Trace, blas_bytes: int, workspace: ConvWorkspace) -> CachingAllocator:
-    allocator = CachingAllocator()
+def _replay(trace: MemoryTrace, blas_bytes: int, workspace: ConvWorkspace) -> SimulatedAllocator:
+    allocator = SimulatedAllocator()
     events = _events(trace, blas_bytes, workspace)
     replay_requests(itertools.chain(trace.initial.items(), events), allocator)
     return allocator
@@ -113,7 +113,9 @@ def _prior_workspace(profile: DeviceProfile, upper: int) -> ConvWorkspace:
     return workspace
 
 
-def _events(trace: Trace, blas_bytes: int, workspace: ConvWorkspace) -> Iterator[tuple[int, int]]:
+def _events(
+    trace: MemoryTrace, blas_bytes: int, workspace: ConvWorkspace
+) -> Iterator[tuple[int, int]]:
     """Yield allocations and releases as `replay_requests` takes them, workspaces included.
 
     Workspaces of matrix products stay. A convolution takes its workspace once its result exists,
@@ -181,7 +183,7 @@ def _is_channels_last(facts: Any) -> bool:
     return len(facts.stride) == 4 and facts.stride[1] == 1 and facts.shape[1] > 1
 
 
-def _first_matmuls(trace: Trace) -> dict[int, bool]:
+def _first_matmuls(trace: MemoryTrace) -> dict[int, bool]:
     """Map each thread's first matrix product to whether it is autograd's thread."""
     first: dict[bool, int] = {}
     for index, op in enumerate(trace.ops):
@@ -198,7 +200,7 @@ _MAX_MEASURED_BYTES = 128 * MIB
 _REPEATS = 2
 
 
-class CudaWorkspace:
+class CudaWorkspaceMeter:
     """Measures the workspace bytes of convolutions on a GPU, once per signature.
 
     Args:
@@ -211,12 +213,12 @@ class CudaWorkspace:
     def __init__(
         self,
         device: torch.device,
-        store: StoredTable | None = None,
+        store: JsonCacheTable | None = None,
         *,
         measure_allocated: Callable[[Callable[[], Tensor]], int] | None = None,
     ) -> None:
         self._device = device
-        self.store = store or StoredTable("operators", *machine(str(device)))
+        self.store = store or JsonCacheTable("operators", *machine_facts(str(device)))
         self._measure_allocated = measure_allocated or self._cuda_allocated
 
     def conv_workspace(self, call: Call, result_bytes: int) -> int:
@@ -240,7 +242,7 @@ class CudaWorkspace:
         )
 
     def _measured(self, call: Call) -> int:
-        key = f"card {signature(call)} {convolution_settings()}"
+        key = f"card {operator_signature(call)} {convolution_settings()}"
         known = self.store.get(key)
         if known is None:
             run = materialize_call(call, self._device)

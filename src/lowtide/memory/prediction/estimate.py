@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from torch import nn
 
 from lowtide.core.errors import LowtideError, UsageError
-from lowtide.core.heap import HeapMode, current_heap
+from lowtide.core.heap import HeapMode, current_heap_mode
 from lowtide.core.units import format_bytes
 from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.plan import LedgerRow
-from lowtide.memory.plan_store import StoredTable, machine
-from lowtide.memory.prediction.calibration import Calibration, shipped_calibration
-from lowtide.memory.prediction.cpu import CpuWorkspace, predict_cpu
+from lowtide.memory.plan_store import JsonCacheTable, machine_facts
+from lowtide.memory.prediction.calibration import BoundCalibration, shipped_calibration
+from lowtide.memory.prediction.cpu import CpuWorkspaceMeter, predict_cpu
 from lowtide.memory.prediction.cuda import predict_cuda
 from lowtide.memory.prediction.extrapolation import extrapolate_peak
 from lowtide.memory.prediction.result import (
@@ -29,15 +29,15 @@ from lowtide.memory.prediction.result import (
     LARGEST_KEPT,
     HeapUse,
     PredictedMemory,
-    RuntimeObjects,
+    RuntimeObjectCounts,
     heap_row,
 )
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.memory.profiles.simulated_device import simulate_attention, simulate_autocast
-from lowtide.memory.tracing.fake import CachedFakeCalls, FakeTwins, model_tensors
-from lowtide.memory.tracing.python_places import PythonPlaces
-from lowtide.memory.tracing.steps import Step, Traceable, TrainingStep, input_tensors
-from lowtide.memory.tracing.trace import Trace, Tracer
+from lowtide.memory.tracing.fake import CachedFakeCallsMode, FakeModelConverter, model_tensors
+from lowtide.memory.tracing.python_places import PythonStatePlaces
+from lowtide.memory.tracing.steps import Step, TraceableStep, TrainingStep, input_tensors
+from lowtide.memory.tracing.trace import MemoryTrace, MemoryTracer
 from lowtide.memory.tracing.traced_code import traced_code
 
 _HEAP_TITLES: dict[HeapMode, str] = {
@@ -76,11 +76,11 @@ class Estimate(BaseModel):
     operator: str
     seconds: float
     notes: tuple[str, ...] = ()
-    objects: RuntimeObjects | None = None
+    objects: RuntimeObjectCounts | None = None
     heap: HeapMode | None = None
     heap_use: HeapUse | None = None
 
-    _trace: Trace | None = PrivateAttr(default=None)
+    _trace: MemoryTrace | None = PrivateAttr(default=None)
 
     @property
     def predicted_bytes(self) -> int:
@@ -102,7 +102,7 @@ class Estimate(BaseModel):
         return sum(row.value for row in rows), sum(row.upper for row in rows)
 
     @property
-    def trace(self) -> Trace | None:
+    def trace(self) -> MemoryTrace | None:
         """Trace of every storage, for plots and replays; None for a probed estimate."""
         return self._trace
 
@@ -121,8 +121,8 @@ def estimate(
     *,
     device: str | DeviceProfile = "cpu",
     dtype: torch.dtype | None = None,
-    operators: StoredTable | None = None,
-    calibration: Calibration | None = None,
+    operators: JsonCacheTable | None = None,
+    calibration: BoundCalibration | None = None,
     heap: HeapMode | None = None,
 ) -> Estimate:
     """Estimate the peak memory of one step of a model on a device, without running it.
@@ -167,10 +167,10 @@ def estimate(
     except LowtideError:
         raise  # one of our own errors: the fallback would fail in the same way
     except Exception as error:  # noqa: BLE001 - any error of a trace leads to the fallback
-        with PythonPlaces(model).kept():
+        with PythonStatePlaces(model).kept():
             predicted = extrapolate_peak(model, step, error, dtype)
     if profile.kind == "cpu":
-        heap = heap or current_heap()
+        heap = heap or current_heap_mode()
         activations = predicted.rows[-1].value
         # Sizes of blocks are not known: all may be kept.
         largest = min(activations, LARGEST_KEPT[heap])
@@ -183,12 +183,12 @@ def estimate(
 
 def traced_estimate(
     model: nn.Module,
-    step: Traceable,
+    step: TraceableStep,
     profile: DeviceProfile,
     *,
     dtype: torch.dtype | None = None,
-    operators: StoredTable | None = None,
-    calibration: Calibration | None = None,
+    operators: JsonCacheTable | None = None,
+    calibration: BoundCalibration | None = None,
     heap: HeapMode | None = None,
 ) -> Estimate:
     """Estimate the peak memory of a step by tracing only, without the fallback.
@@ -200,9 +200,9 @@ def traced_estimate(
     bound = calibration or shipped_calibration(profile.kind)
     trace = trace_step(model, step, profile=profile, dtype=dtype)
     if profile.kind == "cpu":
-        store = operators or StoredTable("operators", *machine())
-        heap = heap or current_heap()
-        predicted = predict_cpu(trace, CpuWorkspace(store), bound, heap)
+        store = operators or JsonCacheTable("operators", *machine_facts())
+        heap = heap or current_heap_mode()
+        predicted = predict_cpu(trace, CpuWorkspaceMeter(store), bound, heap)
         store.save()
     else:
         predicted = predict_cuda(trace, profile, bound)
@@ -243,12 +243,12 @@ def _estimate(
 
 def trace_step(
     model: nn.Module,
-    step: Traceable,
+    step: TraceableStep,
     *,
     profile: DeviceProfile | None = None,
     dtype: torch.dtype | None = None,
-    twins: FakeTwins | None = None,
-) -> Trace:
+    twins: FakeModelConverter | None = None,
+) -> MemoryTrace:
     """Trace a step on fake CPU tensors, with a device's attention and autocast.
 
     ``profile`` is the device, the CPU by default; ``dtype`` is the type that weights and inputs are
@@ -259,7 +259,7 @@ def trace_step(
         ModelError: The model's code keeps fake tensors where they cannot be taken back.
     """
     require_room_to_plan("tracing a network")
-    faker = twins or FakeTwins(dtype)
+    faker = twins or FakeModelConverter(dtype)
     with traced_code(model) as code:
         if twins is None:
             code.watch(faker.mode)
@@ -268,13 +268,15 @@ def trace_step(
         return run(_trace, model, step, faker, profile or load_profile("cpu"))
 
 
-def _trace(model: nn.Module, step: Traceable, faker: FakeTwins, profile: DeviceProfile) -> Trace:
+def _trace(
+    model: nn.Module, step: TraceableStep, faker: FakeModelConverter, profile: DeviceProfile
+) -> MemoryTrace:
     twin, fake_step = faker.model(model), faker.step(step)
-    tracer = Tracer(keep_calls=True, call=faker.calls)
+    tracer = MemoryTracer(keep_calls=True, call=faker.calls)
     with faker.fake_mode(), simulate_autocast(profile), simulate_attention(profile):
         tracer.label(model_tensors(twin), "weights")
         tracer.label(input_tensors(fake_step), "inputs")
-        with CachedFakeCalls(faker.calls):
+        with CachedFakeCallsMode(faker.calls):
             run = fake_step.prepare(twin)
         with tracer:
             run(tracer)

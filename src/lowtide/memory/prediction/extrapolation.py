@@ -18,7 +18,7 @@ from lowtide.memory.prediction.result import PredictedMemory
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import (
     InferenceStep,
-    NullObserver,
+    NullStepObserver,
     Step,
     TrainingStep,
     input_tensors,
@@ -88,7 +88,7 @@ def _real_peak(model: nn.Module, step: Step, reason: Exception) -> int:
         raise _failure(reason, "a model on the meta device cannot be run instead")
     try:
         run = step.prepare(model)
-        return live_peak_bytes(lambda: run(NullObserver()))
+        return live_peak_bytes(lambda: run(NullStepObserver()))
     except Exception as error:
         raise _failure(reason, f"a real run on smaller inputs failed too: {error}") from error
 

@@ -18,7 +18,7 @@ import torch
 from lowtide.attention.cpu_ops import ONEDNN_LINEAR
 from lowtide.memory.profiles import DeviceProfile, Precision
 from lowtide.memory.tracing.fake_fixes import dense_strides
-from lowtide.memory.tracing.trace import OpRecord, TensorFacts, Trace
+from lowtide.memory.tracing.trace import MemoryTrace, OpRecord, TensorFacts
 
 # The operator, its arguments and its keywords, with `TensorFacts` in place of tensors.
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -78,7 +78,7 @@ def operand_bytes(call: Call) -> int:
     return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in all_tensors(call))
 
 
-def signature(call: Call) -> str:
+def operator_signature(call: Call) -> str:
     """Return a hash of an operator with its sizes, strides, types and settings."""
     function, args, keywords = call
     text = f"{function}|{args}|{sorted(keywords.items(), key=lambda item: item[0])}"
@@ -162,7 +162,7 @@ def _crop_rows(facts: TensorFacts, rows: int) -> TensorFacts:
 _aten = torch.ops.aten
 
 
-def multiply_adds(trace: Trace, phases: Collection[str] | None = None) -> int:
+def multiply_adds(trace: MemoryTrace, phases: Collection[str] | None = None) -> int:
     """Count the multiply-adds of the matrix products, convolutions and attention.
 
     With ``phases`` only operators of these marked phases count. Elementwise operators are left
@@ -263,7 +263,7 @@ _NAMES: dict[torch.dtype, Precision] = {
 }
 
 
-def roofline_seconds(trace: Trace, profile: DeviceProfile) -> float:
+def roofline_seconds(trace: MemoryTrace, profile: DeviceProfile) -> float:
     """Estimate the seconds of ``trace`` on ``profile``'s device.
 
     Only operators with a recorded call count, so ``trace`` must be made with ``keep_calls``.

@@ -26,7 +26,7 @@ from lowtide.attention.cpu_ops import ONEDNN_LINEAR
 from lowtide.core.heap import DEFAULT_MMAP_THRESHOLD_MAX_BYTES, MMAP_THRESHOLD_BYTES, HeapMode
 from lowtide.memory.plan import LedgerRow, device_row
 from lowtide.memory.prediction.calibration import shipped_data
-from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, TensorFacts, Trace
+from lowtide.memory.tracing.trace import KIND_TITLES, KINDS, MemoryTrace, TensorFacts
 
 _CONVOLUTION, _BACKWARD = "convolution", "convolution_backward"
 # In fp32 the BLAS library runs these and compiles nothing; `ONEDNN_LINEAR` runs in oneDNN.
@@ -34,7 +34,7 @@ _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-class RuntimeObjects(BaseModel):
+class RuntimeObjectCounts(BaseModel):
     """Counts of the compiled kernels and storages of a CPU run.
 
     Attributes:
@@ -55,7 +55,7 @@ class RuntimeObjects(BaseModel):
     storages: int
 
 
-class RuntimeCosts(BaseModel):
+class RuntimeObjectCosts(BaseModel):
     """Bytes per compiled kernel and storage, fitted to runs by a committed script."""
 
     model_config = ConfigDict(frozen=True)
@@ -66,7 +66,7 @@ class RuntimeCosts(BaseModel):
     product_bytes: int
     storage_bytes: int
 
-    def total_bytes(self, objects: RuntimeObjects) -> int:
+    def total_bytes(self, objects: RuntimeObjectCounts) -> int:
         """Return the total bytes of ``objects``."""
         return (
             objects.convolutions * self.convolution_bytes
@@ -77,12 +77,12 @@ class RuntimeCosts(BaseModel):
         )
 
 
-def shipped_runtime() -> RuntimeCosts:
+def shipped_runtime() -> RuntimeObjectCosts:
     """Load the packaged CPU costs of compiled kernels and objects."""
-    return RuntimeCosts.model_validate(shipped_data()["runtime"])
+    return RuntimeObjectCosts.model_validate(shipped_data()["runtime"])
 
 
-def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
+def count_runtime_objects(trace: MemoryTrace, op: int) -> RuntimeObjectCounts:
     """Count the kernels and storages of a CPU run by its peak, at operator ``op``.
 
     A training step repeats, so its kernels exist from the step before and all of them count.
@@ -103,7 +103,7 @@ def count_runtime_objects(trace: Trace, op: int) -> RuntimeObjects:
         if (kind := _counted_as(function, tensors)) is not None:
             found[kind].add((function, _kernel_key(record.call, tensors)))
     counts = {kind: len(different) for kind, different in found.items()}
-    return RuntimeObjects(**counts, storages=len(trace.sizes_during(op)))
+    return RuntimeObjectCounts(**counts, storages=len(trace.sizes_during(op)))
 
 
 def _kernel_key(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ def _kernel_key(call: tuple[Any, ...], tensors: tuple[TensorFacts, ...]) -> tupl
 
 
 def _counted_as(function: Any, tensors: tuple[TensorFacts, ...]) -> str | None:
-    """Return the `RuntimeObjects` field that an operator adds to, or None."""
+    """Return the `RuntimeObjectCounts` field that an operator adds to, or None."""
     name = function.overloadpacket.__name__
     low = any(facts.dtype in _LOW_PRECISION for facts in tensors)
     if name in (_CONVOLUTION, _BACKWARD):
@@ -166,7 +166,7 @@ class HeapGrowth(BaseModel):
     count: int
 
 
-def heap_use(trace: Trace, op: int, heap: HeapMode) -> HeapUse:
+def heap_use(trace: MemoryTrace, op: int, heap: HeapMode) -> HeapUse:
     """Return a trace's use of the heap, with its peak at operator ``op``.
 
     Weights and inputs are made before the run and stay; an optimizer's state is made in the first
@@ -210,11 +210,11 @@ class PredictedMemory:
     operator: str
     live_bytes: int
     notes: tuple[str, ...] = ()
-    objects: RuntimeObjects | None = None
+    objects: RuntimeObjectCounts | None = None
     heap_use: HeapUse | None = None
 
 
-def live_tensor_rows(trace: Trace, op: int | None) -> list[LedgerRow]:
+def live_tensor_rows(trace: MemoryTrace, op: int | None) -> list[LedgerRow]:
     """Return the live tensor bytes by kind as ledger rows.
 
     They are those while operator ``op`` runs; None means at the peak of live bytes.

@@ -152,7 +152,7 @@ _SIZE_TOLERANCE = 0.08
 
 
 @dataclass(frozen=True)
-class DriverFacts:
+class GpuDriverFacts:
     """GPU properties that the driver reports.
 
     ``bandwidth_bytes_per_s`` is None where the driver does not report it.
@@ -193,7 +193,7 @@ def find_profile(device: str) -> DeviceProfile:
     return local_profile(device) if is_local else load_profile(device)
 
 
-def profile_from_driver(facts: DriverFacts) -> DeviceProfile:
+def profile_from_driver(facts: GpuDriverFacts) -> DeviceProfile:
     """Return the profile of a GPU from the properties that its driver reports."""
     for name in profile_names():
         known = load_profile(name)
@@ -202,11 +202,11 @@ def profile_from_driver(facts: DriverFacts) -> DeviceProfile:
     return _scaled_profile(_nearest_profile(facts), facts)
 
 
-def _size_facts(facts: DriverFacts) -> dict[str, Any]:
+def _size_facts(facts: GpuDriverFacts) -> dict[str, Any]:
     return {"total_bytes": facts.total_bytes, "multiprocessors": facts.multiprocessors}
 
 
-def _scaled_profile(nearest: DeviceProfile, facts: DriverFacts) -> DeviceProfile:
+def _scaled_profile(nearest: DeviceProfile, facts: GpuDriverFacts) -> DeviceProfile:
     """Scale the nearest packaged profile to a GPU that has none."""
     share = facts.multiprocessors / nearest.multiprocessors
     supports: tuple[Precision, ...] = tuple(
@@ -238,11 +238,11 @@ _MIN_CAPABILITIES: dict[Precision, tuple[int, int]] = {
 }
 
 
-def _same_size(known: DeviceProfile, facts: DriverFacts) -> bool:
+def _same_size(known: DeviceProfile, facts: GpuDriverFacts) -> bool:
     return abs(facts.total_bytes - known.total_bytes) <= _SIZE_TOLERANCE * known.total_bytes
 
 
-def _nearest_profile(facts: DriverFacts) -> DeviceProfile:
+def _nearest_profile(facts: GpuDriverFacts) -> DeviceProfile:
     """Return the packaged GPU profile nearest in compute capability, then in size."""
 
     def distance(profile: DeviceProfile) -> tuple[int, int]:
@@ -271,7 +271,7 @@ def _host() -> DeviceProfile:
     )
 
 
-def _read_cuda(device: str) -> DriverFacts:
+def _read_cuda(device: str) -> GpuDriverFacts:
     import torch
 
     if not re.fullmatch(r"cuda(:\d+)?", device):
@@ -286,7 +286,7 @@ def _read_cuda(device: str) -> DriverFacts:
     properties = torch.cuda.get_device_properties(index)
     # Not every release reports the memory's clock (kHz) and bus (bits).
     clock, bus = (getattr(properties, f"memory_{x}", 0) for x in ("clock_rate", "bus_width"))
-    return DriverFacts(
+    return GpuDriverFacts(
         title=properties.name,
         capability=(properties.major, properties.minor),
         total_bytes=properties.total_memory,

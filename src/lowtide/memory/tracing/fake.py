@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from lowtide.core.trace_cache import value_cache
 from lowtide.memory.tracing.fake_fixes import fix_fake_result
-from lowtide.memory.tracing.steps import Traceable, TrainingStep
+from lowtide.memory.tracing.steps import TraceableStep, TrainingStep
 from lowtide.memory.tracing.trace import DEVICE_QUERY, Call
 
 _CPU = torch.device("cpu")
@@ -147,7 +147,7 @@ class FakeCallCache:
 _DisableDispatch = torch._C._DisableTorchDispatch
 
 
-class CachedFakeCalls(TorchDispatchMode):
+class CachedFakeCallsMode(TorchDispatchMode):
     """Dispatch mode that sends operators to a `FakeCallCache` and records nothing."""
 
     def __init__(self, calls: Call) -> None:
@@ -235,10 +235,10 @@ def _only_writes_values(func: Any) -> bool:
 
 
 M = TypeVar("M", bound=nn.Module)
-S = TypeVar("S", bound=Traceable)
+S = TypeVar("S", bound=TraceableStep)
 
 
-class FakeTwins:
+class FakeModelConverter:
     """Converter of models and inputs to fake CPU tensors, and the mode they run in.
 
     Tensors that share a storage also share it as twins. The originals may be on any device,

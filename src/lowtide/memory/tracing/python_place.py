@@ -34,7 +34,7 @@ Content = dict[Any, Any]
 
 
 @dataclass(frozen=True)
-class Change:
+class PlaceChange:
     """What a place kept before and after, under one of its keys.
 
     Attributes:
@@ -61,7 +61,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Place:
+class StatePlace:
     """Something that keeps values by key; with an ``owner``, the attributes of that module.
 
     Keys are part of its name for messages where ``prefix`` is set.
@@ -75,7 +75,7 @@ class Place:
     owner: int | None = None
     draws: bool = False
 
-    def changes(self, before: Content) -> Iterator[Change]:
+    def changes(self, before: Content) -> Iterator[PlaceChange]:
         """Yield the differences from an earlier content."""
         now = self.read()
         if _are_same(before, now):
@@ -86,7 +86,7 @@ class Place:
                 name = f"{self.name}{key}" if self.prefix else self.name
                 owned = self.owner is not None
                 attribute = (self.owner, key) if self.owner is not None else self.attribute
-                yield Change(name, attribute, owned, old, new, self.draws)
+                yield PlaceChange(name, attribute, owned, old, new, self.draws)
 
 
 def _are_same(one: Content, other: Content) -> bool:
@@ -117,7 +117,7 @@ def are_alike(one: Any, other: Any, tensors: Callable[[Tensor, Tensor], bool]) -
 
 def table_place(
     name: str, attribute: AttributeKey | None, table: dict[Any, Any], owner: int | None = None
-) -> Place:
+) -> StatePlace:
     """Return the place of a dictionary; one with an ``owner`` holds attributes of that module."""
     kind: Any = OrderedDict if isinstance(table, OrderedDict) else dict
 
@@ -135,10 +135,10 @@ def table_place(
             kind.clear(table)
             kind.update(table, content)
 
-    return Place(name, attribute, read, write, prefix=owner is not None, owner=owner)
+    return StatePlace(name, attribute, read, write, prefix=owner is not None, owner=owner)
 
 
-def items_place(name: str, attribute: AttributeKey | None, items: Any) -> Place:
+def items_place(name: str, attribute: AttributeKey | None, items: Any) -> StatePlace:
     """Return the place of a list, deque or set."""
     if isinstance(items, set):
 
@@ -146,16 +146,16 @@ def items_place(name: str, attribute: AttributeKey | None, items: Any) -> Place:
             items.clear()
             items.update(content)
 
-        return Place(name, attribute, lambda: dict.fromkeys(items), refill)
+        return StatePlace(name, attribute, lambda: dict.fromkeys(items), refill)
 
     def write(content: Content) -> None:
         items.clear()
         items.extend(content.values())
 
-    return Place(name, attribute, lambda: dict(enumerate(items)), write)
+    return StatePlace(name, attribute, lambda: dict(enumerate(items)), write)
 
 
-def names_place(title: str, table: dict[str, Any], names: Set[str]) -> Place:
+def names_place(title: str, table: dict[str, Any], names: Set[str]) -> StatePlace:
     """Return the place of the ``names`` in a Python module, without the code that it imports."""
 
     def read() -> Content:
@@ -167,12 +167,12 @@ def names_place(title: str, table: dict[str, Any], names: Set[str]) -> Place:
             del table[name]
         table.update(content)
 
-    return Place(title, None, read, write, prefix=True)
+    return StatePlace(title, None, read, write, prefix=True)
 
 
 def attributes_place(
     name: str, attribute: AttributeKey | None, value: Any, slots: Sequence[str] = ()
-) -> Place:
+) -> StatePlace:
     """Return the place of attributes that are in no dictionary: of a class, or in ``slots``."""
     own = type if issubclass(type(value), type) else object
 
@@ -190,7 +190,7 @@ def attributes_place(
             if now.get(one, NOTHING) is not was:
                 own.__setattr__(value, one, was)
 
-    return Place(name, attribute, read, write, prefix=own is type)
+    return StatePlace(name, attribute, read, write, prefix=own is type)
 
 
 def array_bytes(array: np.ndarray) -> bytes:
@@ -206,7 +206,7 @@ def own_value(value: Any, name: str) -> Any:
         return NOTHING
 
 
-def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place | None:
+def state_place(name: str, attribute: AttributeKey | None, value: Any) -> StatePlace | None:
     """Return the place of an object that has one state rather than attributes, or None.
 
     Cells of closures, caches of `functools.lru_cache`, NumPy's arrays, and generators of random
@@ -214,17 +214,17 @@ def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place 
     """
     kind = type(value)
     if issubclass(kind, types.CellType):
-        return Place(name, attribute, lambda: _in_cell(value), lambda was: _fill(value, was))
+        return StatePlace(name, attribute, lambda: _in_cell(value), lambda was: _fill(value, was))
     if issubclass(kind, LruCache):
         # What it held can be computed again; it cannot be put back.
-        return Place(
+        return StatePlace(
             name,
             attribute,
             lambda: {value.cache_info().misses: value},
             lambda _: value.cache_clear(),
         )
     if issubclass(kind, np.ndarray) and not value.dtype.hasobject:
-        return Place(
+        return StatePlace(
             name,
             attribute,
             lambda: {"": array_bytes(value)},
@@ -234,7 +234,7 @@ def state_place(name: str, attribute: AttributeKey | None, value: Any) -> Place 
     if found is None:
         return None
     _, get, put = found
-    return Place(
+    return StatePlace(
         name,
         attribute,
         lambda: {"": pickle.dumps(get(value))},

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from lowtide.memory.tracing.python_place import (
     PLAIN_KINDS,
     AttributeKey,
-    Change,
     Content,
     LruCache,
-    Place,
+    PlaceChange,
+    StatePlace,
     array_bytes,
     attributes_place,
     items_place,
@@ -98,7 +98,7 @@ _HELD = {
 }
 
 
-class PythonPlaces:
+class PythonStatePlaces:
     """All places that the code of a module, or of a function, can reach."""
 
     def __init__(self, code: object) -> None:
@@ -109,18 +109,18 @@ class PythonPlaces:
         """Return what the places keep now, for `changes`."""
         return [place.read() for place in self._places]
 
-    def changes(self, before: list[Content]) -> list[Change]:
+    def changes(self, before: list[Content]) -> list[PlaceChange]:
         """Return what differs from an earlier `read`."""
         pairs = zip(self._places, before, strict=True)
         return [change for place, content in pairs for change in place.changes(content)]
 
     @contextmanager
-    def kept(self) -> Iterator[list[Change]]:
+    def kept(self) -> Iterator[list[PlaceChange]]:
         """Put back on exit what was changed; yield a list that then has the changes.
 
         Plain values that were added outside of the module stay: hooks report what they observe.
         """
-        before, found = self.read(), list[Change]()
+        before, found = self.read(), list[PlaceChange]()
         try:
             yield found
         finally:
@@ -144,7 +144,7 @@ class _Walk:
     """Walk from a module or a function through all that its code can reach."""
 
     def __init__(self, start: object) -> None:
-        self.places: list[Place] = []
+        self.places: list[StatePlace] = []
         self.facts: list[tuple[AttributeKey | None, str]] = []
         self._seen: dict[object, Any] = {}  # holds them, so that no others take their addresses
         # All names that code uses; of classes and Python modules, only these are followed.

@@ -31,7 +31,7 @@ class Observer(Protocol):
         """Assign a kind (weights, inputs, ...) to tensors of any shape."""
 
 
-class NullObserver(Observer):
+class NullStepObserver(Observer):
     """Observer that records nothing."""
 
 
@@ -97,7 +97,7 @@ class TrainingStep:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         if not weights:
             raise UsageError("this model has no weights to train: none requires gradients")
-        optimizer = make_optimizer(self.optimizer, weights)
+        optimizer = make_named_optimizer(self.optimizer, weights)
         init_optimizer_state(optimizer, weights)
         average = [weight.detach().clone() for weight in weights] if self.ema else []
 
@@ -141,7 +141,7 @@ def _backward(loss: Tensor) -> None:
         ) from error
 
 
-class Traceable(Protocol):
+class TraceableStep(Protocol):
     """Protocol of a step that can be traced.
 
     A dataclass, whose ``inputs`` and ``keywords`` may be replaced.
@@ -165,7 +165,7 @@ class Traceable(Protocol):
 Step = InferenceStep | TrainingStep
 
 
-def input_tensors(step: Traceable) -> list[Tensor]:
+def input_tensors(step: TraceableStep) -> list[Tensor]:
     """Return the input tensors of a step, of any shape, validation inputs included."""
     validation = step.validation if isinstance(step, TrainingStep) else None
     return tensors_of([list(step.inputs), dict(step.keywords), list(validation or ())])
@@ -196,7 +196,7 @@ def tensors_of(result: Any) -> list[Tensor]:
     return []
 
 
-def make_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Optimizer:
+def make_named_optimizer(name: Optimizer, weights: Iterable[Tensor]) -> torch.optim.Optimizer:
     """Create an optimizer of tensors of any shape, by its name.
 
     The names include forms that differ in the memory that a step takes.

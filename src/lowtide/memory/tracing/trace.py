@@ -1,6 +1,6 @@
 """Trace of a run's memory: lifetime and kind of every storage, and the operators.
 
-A `Tracer` records a `Trace` of a run on real or fake tensors.
+A `MemoryTracer` records a `MemoryTrace` of a run on real or fake tensors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TensorFacts(NamedTuple):
 
 
 @dataclass
-class Trace:
+class MemoryTrace:
     """All storages and operators of one run, in order; sizes in bytes.
 
     ``initial`` are storages that existed before the first operator (weights, inputs). They count as
@@ -180,8 +180,8 @@ def _call_directly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return func(*args, **kwargs)
 
 
-class Tracer(TorchDispatchMode):
-    """Dispatch mode that records a `Trace` of real or fake tensors.
+class MemoryTracer(TorchDispatchMode):
+    """Dispatch mode that records a `MemoryTrace` of real or fake tensors.
 
     Storages are identified by object and followed by weak references, so views cost nothing
     and a storage ends with its last tensor. The mode sees what this thread dispatches: backward
@@ -194,7 +194,7 @@ class Tracer(TorchDispatchMode):
 
     def __init__(self, *, keep_calls: bool = False, call: Call | None = None) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = MemoryTrace()
         self._keep_calls = keep_calls
         self._call = call or _call_directly
         self._live_bytes = 0
@@ -318,13 +318,16 @@ def _may_need_workspace(func: Any) -> bool:
 
 
 def record_trace(
-    run: Callable[[Tracer], Any], *, weights: Iterable[Tensor] = (), inputs: Iterable[Tensor] = ()
-) -> Trace:
+    run: Callable[[MemoryTracer], Any],
+    *,
+    weights: Iterable[Tensor] = (),
+    inputs: Iterable[Tensor] = (),
+) -> MemoryTrace:
     """Run ``run(tracer)`` and return its trace.
 
     ``weights`` and ``inputs``, tensors of any shape, count as alive from the start.
     """
-    tracer = Tracer()
+    tracer = MemoryTracer()
     tracer.label(weights, "weights")
     tracer.label(inputs, "inputs")
     del weights, inputs  # tensors that the model replaces must be freed

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from lowtide.core.errors import ModelError
 from lowtide.memory.tracing.python_place import LruCache
-from lowtide.memory.tracing.python_places import PythonPlaces, is_library
+from lowtide.memory.tracing.python_places import PythonStatePlaces, is_library
 
 # What holds values only while it runs.
 _RUNNING = FrameType, GeneratorType, CellType
@@ -32,7 +32,7 @@ class TracedCode:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.places = PythonPlaces(module)
+        self.places = PythonStatePlaces(module)
         self._modes: list[weakref.ref[FakeTensorMode]] = []
 
     def watch(self, mode: FakeTensorMode) -> None:

@@ -25,8 +25,8 @@ from lowtide.memory.training.options import (
     Accuracy,
     MakeStep,
     OptionChange,
-    StepSettings,
-    apply_settings,
+    StepMemorySettings,
+    change_settings,
     option_changes,
 )
 
@@ -62,7 +62,7 @@ class FitOption(BaseModel):
 
     name: str
     status: Status
-    settings: StepSettings
+    settings: StepMemorySettings
     accuracy: Accuracy = "exact"
     predicted_bytes: int | None = None
     upper_bytes: int | None = None
@@ -222,7 +222,7 @@ def fit_to_budget(
     if budget_bytes <= 0:
         raise UsageError(f"the budget must be above 0, not {budget_bytes} bytes")
     profile = load_profile(device) if isinstance(device, str) else device
-    requested = StepSettings.from_step(step, batch, size)
+    requested = StepMemorySettings.from_step(step, batch, size)
     if make_step is not None:
         _check_factory(make_step, step, requested)
     tell = progress or (lambda name: None)
@@ -255,13 +255,13 @@ class _Search:
 
     model: nn.Module
     step: TrainingStep
-    requested: StepSettings
+    requested: StepMemorySettings
     profile: DeviceProfile
     make_step: MakeStep | None
     resize: Callable[[tuple[int, int]], nn.Module] | None
     budget_bytes: int
     options: list[FitOption] = field(default_factory=list)
-    known: dict[StepSettings, _Figures] = field(default_factory=dict)
+    known: dict[StepMemorySettings, _Figures] = field(default_factory=dict)
 
     @functools.cached_property
     def baseline(self) -> _Figures:
@@ -307,7 +307,7 @@ class _Search:
             if kept:
                 now, settings = found, changed
 
-    def _attempt(self, settings: StepSettings) -> _Figures | str:
+    def _attempt(self, settings: StepMemorySettings) -> _Figures | str:
         """Return the figures of a step with ``settings``, or why the model cannot run it."""
         try:
             return self.figures(settings)
@@ -323,7 +323,7 @@ class _Search:
         self,
         name: str,
         status: Status,
-        settings: StepSettings,
+        settings: StepMemorySettings,
         figures: _Figures,
         before: _Figures,
         **more: Any,
@@ -346,10 +346,10 @@ class _Search:
             )
         )
 
-    def figures(self, settings: StepSettings) -> _Figures:
+    def figures(self, settings: StepMemorySettings) -> _Figures:
         if settings in self.known:
             return self.known[settings]
-        step = apply_settings(self.step, self.requested, settings, self.make_step)
+        step = change_settings(self.step, self.requested, settings, self.make_step)
         model = self.model
         if self.resize is not None and settings.size not in (None, self.requested.size):
             model = self.resize(settings.size)
@@ -368,7 +368,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:120]
 
 
-def _check_factory(make_step: MakeStep, step: TrainingStep, requested: StepSettings) -> None:
+def _check_factory(make_step: MakeStep, step: TrainingStep, requested: StepMemorySettings) -> None:
     """Check that ``make_step`` reproduces ``step``: other figures would not compare."""
     if requested.batch is None or requested.size is None:
         raise UsageError("could not infer batch= and size= from the step's inputs: pass them")

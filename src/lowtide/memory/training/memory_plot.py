@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import new_figure, require_figure_name, save_figure
 from lowtide.core.units import MIB, format_bytes
-from lowtide.memory.allocator import CachingAllocator
+from lowtide.memory.allocator import SimulatedAllocator
 from lowtide.memory.prediction.estimate import Estimate
-from lowtide.memory.tracing.trace import KIND_TITLES, Kind, StorageEvent, Trace
+from lowtide.memory.tracing.trace import KIND_TITLES, Kind, MemoryTrace, StorageEvent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,9 @@ _CHARACTER_WIDTH, _MIN_LABEL_WIDTH = 0.0105, 0.018
 _TITLE_WIDTH = 90
 
 
-def memory_curve(trace: Trace, points: int = _MAX_POINTS) -> list[tuple[int, dict[Kind, int]]]:
+def memory_curve(
+    trace: MemoryTrace, points: int = _MAX_POINTS
+) -> list[tuple[int, dict[Kind, int]]]:
     """Return (operator, bytes of each kind) at ``points`` events of a run or fewer.
 
     Events are divided into equal buckets; of each, the highest point is kept, so that the peak is
@@ -101,7 +103,7 @@ def plot_memory(
     save_figure(figure, path, replace=replace)
 
 
-def _draw_areas(axes: Axes, trace: Trace, context: int) -> int:
+def _draw_areas(axes: Axes, trace: MemoryTrace, context: int) -> int:
     """Draw stacked areas of the kinds present and a dot at their peak; return its bytes."""
     curve = memory_curve(trace)
     ops = [op for op, _ in curve]
@@ -125,9 +127,9 @@ def _draw_areas(axes: Axes, trace: Trace, context: int) -> int:
     return size + context
 
 
-def _draw_reserved(axes: Axes, trace: Trace, context: int) -> None:
+def _draw_reserved(axes: Axes, trace: MemoryTrace, context: int) -> None:
     """Draw what the caching allocator reserves, which does not shrink as tensors are freed."""
-    allocator, handles = CachingAllocator(), {}
+    allocator, handles = SimulatedAllocator(), {}
     ops, sizes = [0], [0.0]
     initial = (StorageEvent(0, storage, size) for storage, size in trace.initial.items())
     for op, storage, size in itertools.chain(initial, trace.events):
@@ -149,7 +151,7 @@ def _draw_reserved(axes: Axes, trace: Trace, context: int) -> None:
     )
 
 
-def _draw_phases(axes: Axes, trace: Trace) -> None:
+def _draw_phases(axes: Axes, trace: MemoryTrace) -> None:
     """Draw a thin line where each phase begins, and its name where there is room."""
     for (start, name), (end, _) in itertools.pairwise([*trace.marks, (len(trace.ops), "")]):
         if start:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.option import MOST_COUNT
 from lowtide.core.units import TIB, format_bytes
-from lowtide.memory.tracing.python_places import PythonPlaces
+from lowtide.memory.tracing.python_places import PythonStatePlaces
 
 Inputs = Callable[[int, tuple[int, int]], tuple[Any, ...]]
 # Of inputs: with what a network makes of them, sizes stay below 64 bits.
@@ -31,7 +31,7 @@ def build_on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
     try:
-        with PythonPlaces(model).kept(), torch.device("meta"), warnings.catch_warnings():
+        with PythonStatePlaces(model).kept(), torch.device("meta"), warnings.catch_warnings():
             # Loading a state dict into meta weights warns that it has no effect.
             warnings.simplefilter("ignore")
             built = model()

@@ -29,7 +29,7 @@ _DIFFUSION_STEPS_NOTE = (
 )
 
 
-class StepSettings(BaseModel):
+class StepMemorySettings(BaseModel):
     """Settings that decide the memory of a training step, besides the model.
 
     ``batch`` images of ``size`` (height, width) are a micro-batch, and ``accumulate`` micro-batches
@@ -51,7 +51,7 @@ class StepSettings(BaseModel):
     @classmethod
     def from_step(
         cls, step: TrainingStep, batch: int | None, size: tuple[int, int] | None
-    ) -> StepSettings:
+    ) -> StepMemorySettings:
         """Return the settings of ``step``; batch and size default to its first tensor's."""
         shapes = [tuple(tensor.shape) for tensor in tensors_of(list(step.inputs))]
         if batch is None and shapes and shapes[0]:
@@ -88,8 +88,11 @@ def size_text(size: tuple[int, int]) -> str:
     return f"{size[1]}×{size[0]}"
 
 
-def apply_settings(
-    step: TrainingStep, requested: StepSettings, settings: StepSettings, make_step: MakeStep | None
+def change_settings(
+    step: TrainingStep,
+    requested: StepMemorySettings,
+    settings: StepMemorySettings,
+    make_step: MakeStep | None,
 ) -> TrainingStep:
     """Return ``step``, whose settings are ``requested``, changed to ``settings``.
 
@@ -116,7 +119,7 @@ def apply_settings(
 
 @dataclasses.dataclass(frozen=True)
 class OptionChange:
-    """One option: the fields of `StepSettings` it sets, or why it does not apply.
+    """One option: the fields of `StepMemorySettings` it sets, or why it does not apply.
 
     ``free`` ones cost neither time nor accuracy, and stay even where another part of the step is
     the peak for now. Those ``intermediate`` two others are skipped once the step fits.
@@ -139,7 +142,7 @@ def _option(
 
 
 def option_changes(
-    now: StepSettings,
+    now: StepMemorySettings,
     step: TrainingStep,
     model: nn.Module,
     profile: DeviceProfile,
@@ -204,7 +207,9 @@ def option_changes(
     yield OptionChange("fewer diffusion steps", {}, note=_DIFFUSION_STEPS_NOTE)
 
 
-def _batch_changes(now: StepSettings, resizable: bool, normalizes: bool) -> Iterator[OptionChange]:
+def _batch_changes(
+    now: StepMemorySettings, resizable: bool, normalizes: bool
+) -> Iterator[OptionChange]:
     if now.batch is None or now.batch == 1 or not resizable:
         refusal = "the batch is 1 already" if now.batch == 1 else _NO_FACTORY
         yield OptionChange("smaller batch, accumulated", {}, refusal)
@@ -230,7 +235,9 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // one for one in small)})
 
 
-def _size_changes(now: StepSettings, resizable: bool, multiple: int) -> Iterator[OptionChange]:
+def _size_changes(
+    now: StepMemorySettings, resizable: bool, multiple: int
+) -> Iterator[OptionChange]:
     if now.size is None or not resizable:
         yield OptionChange("smaller images", {}, _NO_FACTORY)
         return

@@ -24,7 +24,11 @@ from lowtide.models.checkpoints.containers import (
     UnacceptedError,
     ZipCheckpoint,
 )
-from lowtide.models.checkpoints.pickle_objects import DamagedError, ForbiddenNameError, TensorRef
+from lowtide.models.checkpoints.pickle_objects import (
+    DamagedCheckpointError,
+    ForbiddenNameError,
+    TensorRef,
+)
 from lowtide.models.model_files import DOWNLOAD_AGAIN, require_finite
 
 __all__ = ["read_state_dict"]
@@ -39,7 +43,7 @@ _DEEPEST = 8
 _BYTES_FACTOR, _BASE_BYTES = 4, 1 << 20
 # Everything that damaged archives were seen to raise in zipfile.
 _DAMAGE = (
-    DamagedError,
+    DamagedCheckpointError,
     zipfile.BadZipFile,
     EOFError,
     LookupError,
@@ -63,7 +67,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
             head = file.read(len(ZIP))
             file.seek(0)
             if not head.startswith((ZIP, PICKLE)):
-                raise DamagedError("it does not start like a file of torch.save")
+                raise DamagedCheckpointError("it does not start like a file of torch.save")
             found = (ZipCheckpoint if head == ZIP else LegacyCheckpoint)(file, size)
             table = _find_state_dict(path, found.content)
             _require_bounded(table.values(), size)
@@ -109,7 +113,9 @@ def _require_bounded(values: Iterable[Any], size: int) -> None:
     places = [value for value in values if isinstance(value, TensorRef)]
     total = sum(math.prod(one.size) * one.storage.dtype.itemsize for one in places)
     if total > _BYTES_FACTOR * size + _BASE_BYTES:
-        raise DamagedError(f"its tensors have {total} bytes, but the file has only {size}")
+        raise DamagedCheckpointError(
+            f"its tensors have {total} bytes, but the file has only {size}"
+        )
 
 
 def _tensors(table: dict[str, Any], file: ZipCheckpoint | LegacyCheckpoint) -> dict[str, Any]:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from lowtide.models.checkpoints.pickle_objects import (
-    DamagedError,
+    DamagedCheckpointError,
     ForbiddenNameError,
-    ObjectFactory,
     OpaqueObject,
+    PickleObjectFactory,
     StorageRef,
     plain_key,
 )
@@ -58,7 +58,8 @@ class UnacceptedError(ValueError):
 class ZipCheckpoint:
     """Reader of the zip format of torch.save; ``content`` is the pickled object.
 
-    Raises `DamagedError`, `UnacceptedError`, `ForbiddenNameError` and what zipfile raises.
+    Raises `DamagedCheckpointError`, `UnacceptedError`, `ForbiddenNameError` and what zipfile
+    raises.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
@@ -68,7 +69,7 @@ class ZipCheckpoint:
         self._top = records[0].filename.partition("/")[0] if records else ""
         self._swapped = self._is_swapped()
         self.content = read_pickle(
-            io.BytesIO(self._archive.read(f"{self._top}/data.pkl")), ObjectFactory()
+            io.BytesIO(self._archive.read(f"{self._top}/data.pkl")), PickleObjectFactory()
         )
 
     def read_storage(self, storage: StorageRef) -> Tensor:
@@ -78,7 +79,9 @@ class ZipCheckpoint:
         """
         record = self._archive.getinfo(f"{self._top}/data/{storage.key}")
         if record.file_size != storage.numel * storage.dtype.itemsize:
-            raise DamagedError(f"record {storage.key} does not have the size that its tensors need")
+            raise DamagedCheckpointError(
+                f"record {storage.key} does not have the size that its tensors need"
+            )
         with self._archive.open(record) as file:
             found = _filled(file, record.file_size)
         return found.view(-1, storage.dtype.itemsize).flip(1).view(-1) if self._swapped else found
@@ -87,7 +90,7 @@ class ZipCheckpoint:
         name = f"{self._top}/byteorder"
         order = self._archive.read(name) if name in self._archive.NameToInfo else b"little"
         if order not in (b"little", b"big"):
-            raise DamagedError("it has an unknown byte order")
+            raise DamagedCheckpointError("it has an unknown byte order")
         return order.decode() != sys.byteorder
 
 
@@ -98,10 +101,10 @@ class LegacyCheckpoint:
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._maker = _Clipped(file, size), ObjectFactory()
+        self._file, self._maker = _Clipped(file, size), PickleObjectFactory()
         _require_no_tar(file)
         if self._next() != _MAGIC or self._next() != _VERSION:
-            raise DamagedError("it does not start like a file of torch.save")
+            raise DamagedCheckpointError("it does not start like a file of torch.save")
         self._next()  # sys_info of the machine that wrote it
         self.content, keys = self._next(), self._next()
         self._starts = {str(key): self._skip_storage(str(key)) for key in keys}
@@ -119,11 +122,13 @@ class LegacyCheckpoint:
         """Return the offset of a storage's values and seek to their end."""
         storage, count = self._maker.storages[key], self._file.read(8)
         if len(count) < 8 or struct.unpack("<q", count)[0] != storage.numel:
-            raise DamagedError(f"storage {key} does not have the size that its tensors need")
+            raise DamagedCheckpointError(
+                f"storage {key} does not have the size that its tensors need"
+            )
         start = self._file.tell()
         self._file.seek(start + storage.numel * storage.dtype.itemsize)
         if self._file.tell() > self._file.size:
-            raise DamagedError(f"storage {key} is truncated")
+            raise DamagedCheckpointError(f"storage {key} is truncated")
         return start
 
 
@@ -146,7 +151,7 @@ def _filled(file: Any, size: int) -> Tensor:
     while rest:
         count = file.readinto(rest[:_PIECE])
         if not count:
-            raise DamagedError("it is truncated")
+            raise DamagedCheckpointError("it is truncated")
         rest = rest[count:]
     return found
 
@@ -164,11 +169,11 @@ def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
                 "if you trust it, load it with torch.load and save it with torch.save",
             )
         if record.flag_bits & 1:
-            raise DamagedError("its records are encrypted")
+            raise DamagedCheckpointError("its records are encrypted")
         if record.CRC == 0:  # written with torch.serialization.set_crc32_options(False)
             record.CRC = None  # type: ignore[assignment]
     if sum(record.file_size for record in records) > size:
-        raise DamagedError("its records are larger than the file")
+        raise DamagedCheckpointError("its records are larger than the file")
 
 
 def _require_no_tar(file: BinaryIO) -> None:
@@ -182,27 +187,27 @@ def _require_no_tar(file: BinaryIO) -> None:
         )
 
 
-def read_pickle(file: Any, maker: ObjectFactory) -> Any:
+def read_pickle(file: Any, maker: PickleObjectFactory) -> Any:
     """Read the object pickled at the file's position, without unpickling.
 
     ``read`` of ``file`` must not allocate past its end. Dictionaries, lists, tuples and plain
     values, with `TensorRef` for tensors and `OpaqueObject` for harmless objects. Subclasses of dict
-    become dict. Raises `ForbiddenNameError` and `DamagedError`.
+    become dict. Raises `ForbiddenNameError` and `DamagedCheckpointError`.
     """
     machine = _Machine(maker)
     try:
         return machine.run(file)
-    except (ForbiddenNameError, DamagedError):
+    except (ForbiddenNameError, DamagedCheckpointError):
         raise
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         # What a wrong order or count of opcodes raises here and in pickletools.
-        raise DamagedError(f"its pickle is broken ({type(error).__name__})") from error
+        raise DamagedCheckpointError(f"its pickle is broken ({type(error).__name__})") from error
 
 
 class _Machine:
     """Stack machine that interprets the opcodes in `_INSTRUCTIONS`."""
 
-    def __init__(self, maker: ObjectFactory) -> None:
+    def __init__(self, maker: PickleObjectFactory) -> None:
         self.maker = maker
         self.stack: list[Any] = []
         self.marks: list[int] = []
@@ -213,11 +218,13 @@ class _Machine:
             if instruction.name == "STOP":
                 return self.stack.pop()
             if done == _MOST_INSTRUCTIONS:
-                raise DamagedError(f"it has more than {_MOST_INSTRUCTIONS} instructions")
+                raise DamagedCheckpointError(f"it has more than {_MOST_INSTRUCTIONS} instructions")
             if instruction.name not in _INSTRUCTIONS:
-                raise DamagedError(f"torch.save does not write the instruction {instruction.name}")
+                raise DamagedCheckpointError(
+                    f"torch.save does not write the instruction {instruction.name}"
+                )
             _INSTRUCTIONS[instruction.name](self, value)
-        raise DamagedError("its pickle has no STOP instruction")
+        raise DamagedCheckpointError("its pickle has no STOP instruction")
 
     def pop_to_mark(self) -> list[Any]:
         start = self.marks.pop()
@@ -231,7 +238,7 @@ class _Machine:
     def make_tuple(self, count: int) -> None:
         items = tuple(self.stack[-count:])
         if len(items) < count:
-            raise DamagedError("a tuple lacks items")
+            raise DamagedCheckpointError("a tuple lacks items")
         self.stack[-count:] = [items]
 
     def memoize(self, index: int) -> None:
@@ -242,7 +249,7 @@ class _Machine:
         if type(target) is list:
             target.extend(items)
         elif type(target) is not OpaqueObject:
-            raise DamagedError("it appends to an object that is not a list")
+            raise DamagedCheckpointError("it appends to an object that is not a list")
 
     def set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -250,7 +257,7 @@ class _Machine:
             for key, value in zip(items[::2], items[1::2], strict=True):
                 target[plain_key(key)] = value
         elif type(target) is not OpaqueObject:
-            raise DamagedError("it sets items of an object that is not a dictionary")
+            raise DamagedCheckpointError("it sets items of an object that is not a dictionary")
 
     def reduce(self, has_kwargs: bool = False) -> None:
         if has_kwargs:

@@ -67,7 +67,7 @@ _RENAMED = {
 }
 
 
-class DamagedError(ValueError):
+class DamagedCheckpointError(ValueError):
     """The stream was not written by torch.save, or is damaged."""
 
 
@@ -96,7 +96,7 @@ class StorageRef:
 class TensorRef:
     """Reference to a strided view of a storage; offset and strides are in elements.
 
-    Raises `DamagedError` for one that reaches beyond its storage.
+    Raises `DamagedCheckpointError` for one that reaches beyond its storage.
     """
 
     storage: StorageRef
@@ -106,16 +106,18 @@ class TensorRef:
 
     def __post_init__(self) -> None:
         if len(self.size) != len(self.stride) or len(self.size) > _MOST_SIDES:
-            raise DamagedError(
+            raise DamagedCheckpointError(
                 f"a tensor has {len(self.size)} dimensions, {len(self.stride)} strides"
             )
         sides = (self.offset, *self.size, *self.stride)
         if not all(type(side) is int and 0 <= side < _LARGEST_SIDE for side in sides):
-            raise DamagedError("a tensor has a size, stride or offset that is no valid count")
+            raise DamagedCheckpointError(
+                "a tensor has a size, stride or offset that is no valid count"
+            )
         last = sum((side - 1) * step for side, step in zip(self.size, self.stride, strict=True))
         end = 0 if 0 in self.size else self.offset + last + 1
         if end > self.storage.offset + self.storage.numel:
-            raise DamagedError("a tensor extends beyond its storage")
+            raise DamagedCheckpointError("a tensor extends beyond its storage")
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class OpaqueObject:
     name: str
 
 
-class ObjectFactory:
+class PickleObjectFactory:
     """Factory of one file's objects, which collects its ``storages`` by key."""
 
     def __init__(self) -> None:
@@ -143,36 +145,36 @@ class ObjectFactory:
         return OpaqueObject(f"{module}.{name}")
 
     def build(self, function: Any, arguments: Any) -> Any:
-        """Build the object of a call of a name; raises `DamagedError`."""
+        """Build the object of a call of a name; raises `DamagedCheckpointError`."""
         if type(function) is not OpaqueObject or type(arguments) is not tuple:
-            raise DamagedError("it calls an object that is not a name")
+            raise DamagedCheckpointError("it calls an object that is not a name")
         module, _, name = function.name.rpartition(".")
         if name in _DICTIONARIES.get(module, "").split():
             return self._dictionary(arguments)
         if name not in _TENSORS.get(module, "").split():
             return function  # a harmless object
         if len(arguments) > _MOST_ARGUMENTS:
-            raise DamagedError(f"{function.name} has {len(arguments)} arguments")
+            raise DamagedCheckpointError(f"{function.name} has {len(arguments)} arguments")
         if name == "_rebuild_from_type_v2":  # (function, type, arguments, state)
             if arguments[0] == function:
-                raise DamagedError("a tensor is rebuilt by a function that makes none")
+                raise DamagedCheckpointError("a tensor is rebuilt by a function that makes none")
             return self.build(arguments[0], arguments[2])
         return _tensor(*arguments) if name.startswith("_rebuild_tensor") else arguments[0]
 
     def resolve_storage(self, persistent_id: Any) -> StorageRef:
-        """Resolve a persistent ID of torch.save to a storage; raises `DamagedError`."""
+        """Resolve a persistent ID of torch.save to a storage; raises `DamagedCheckpointError`."""
         if type(persistent_id) is not tuple or not 5 <= len(persistent_id) <= 6:
-            raise DamagedError("it refers to a storage in an unknown way")
+            raise DamagedCheckpointError("it refers to a storage in an unknown way")
         what, kind, key, _, count, *views = persistent_id
         dtype = _STORAGES.get(kind.name.rpartition(".")[2])
         if what not in ("storage", b"storage") or dtype is None or type(key) not in (str, int):
-            raise DamagedError("it refers to a storage of an unknown kind")
+            raise DamagedCheckpointError("it refers to a storage of an unknown kind")
         if type(count) is not int or count < 0:
-            raise DamagedError("it refers to a storage without a valid size")
+            raise DamagedCheckpointError("it refers to a storage without a valid size")
         found = self.storages.setdefault(str(key), StorageRef(str(key), dtype, count))
         if (found.dtype, found.numel) != (dtype, count):
             if found.numel or count:
-                raise DamagedError("it refers to one storage with two dtypes or sizes")
+                raise DamagedCheckpointError("it refers to one storage with two dtypes or sizes")
             found = StorageRef(str(key), dtype, 0)
         return _view(found, views[0]) if views and views[0] is not None else found
 
@@ -182,12 +184,12 @@ class ObjectFactory:
         # Limited, since a few bytes of pickle can copy one list again.
         self._copied += len(pairs)
         if self._copied > _MOST_COPIED:
-            raise DamagedError("it copies its lists too often")
+            raise DamagedCheckpointError("it copies its lists too often")
         return {plain_key(key): value for key, value in pairs}
 
 
 def plain_key(key: Any) -> Any:
-    """Return ``key`` if it is a safe dictionary key; raises `DamagedError` otherwise.
+    """Return ``key`` if it is a safe dictionary key; raises `DamagedCheckpointError` otherwise.
 
     Safe keys hash in constant time and rarely collide.
     """
@@ -195,16 +197,18 @@ def plain_key(key: Any) -> Any:
     for part in parts:
         small = type(part) is int and abs(part) < _LARGEST_KEY
         if not small and type(part) not in (str, bytes, bool, type(None), OpaqueObject):
-            raise DamagedError("a dictionary has a key that is neither a name nor a small integer")
+            raise DamagedCheckpointError(
+                "a dictionary has a key that is neither a name nor a small integer"
+            )
     return key
 
 
 def _view(whole: StorageRef, view: Any) -> StorageRef:
     _, first, count = view
     if type(first) is not int or type(count) is not int or first < 0 or count < 0:
-        raise DamagedError("a view of a storage has no valid size")
+        raise DamagedCheckpointError("a view of a storage has no valid size")
     if first + count > whole.numel:
-        raise DamagedError("a view extends beyond its storage")
+        raise DamagedCheckpointError("a view extends beyond its storage")
     return StorageRef(whole.key, whole.dtype, count, first)
 
 
@@ -214,11 +218,11 @@ def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Te
     Gradients and hooks are ignored.
     """
     if type(storage) is not StorageRef:
-        raise DamagedError("a tensor has no storage")
+        raise DamagedCheckpointError("a tensor has no storage")
     if type(size) is not tuple or type(stride) is not tuple or type(offset) is not int:
-        raise DamagedError("a tensor has no valid size")
+        raise DamagedCheckpointError("a tensor has no valid size")
     if rest[2:] and rest[2]:
-        raise DamagedError("a tensor is a conjugate or a negative of what is stored")
+        raise DamagedCheckpointError("a tensor is a conjugate or a negative of what is stored")
     return TensorRef(storage, storage.offset + offset, size, stride)
 
 

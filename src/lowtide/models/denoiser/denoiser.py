@@ -194,7 +194,7 @@ def denoisers_in(network: Callable[..., Any]) -> Iterator[LeveledDenoiser]:
         yield from (part for part in network.modules() if isinstance(part, LeveledDenoiser))
 
 
-class DenoisedFirst(nn.Module):
+class DenoiserThenNetwork(nn.Module):
     """Two networks in a row: (B, C, H, W) in 0..1 denoised, and what the second makes of it."""
 
     def __init__(self, denoiser: nn.Module, network: nn.Module) -> None:
@@ -234,4 +234,4 @@ def denoised_first(denoiser: Model, model: Model) -> Model:
         tiling=max((one.tiling for one in (first, second)), key=get_args(Tiling).index),
         path=None,
     )
-    return Model(DenoisedFirst(denoiser.module, model.module), both)
+    return Model(DenoiserThenNetwork(denoiser.module, model.module), both)

@@ -111,7 +111,7 @@ class GatedBlock(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         c = channels
-        self.norm1, self.norm2 = PixelNorm(c), PixelNorm(c)
+        self.norm1, self.norm2 = PixelLayerNorm(c), PixelLayerNorm(c)
         self.expand1, self.expand2 = nn.Conv2d(c, 2 * c, 1), nn.Conv2d(c, 2 * c, 1)
         self.depthwise = nn.Conv2d(2 * c, 2 * c, 3, padding=1, groups=2 * c)
         self.project1, self.project2 = nn.Conv2d(c, c, 1), nn.Conv2d(c, c, 1)
@@ -126,7 +126,7 @@ class GatedBlock(nn.Module):
         return torch.addcmul(x, self.scale2, y)
 
 
-class PixelNorm(nn.Module):
+class PixelLayerNorm(nn.Module):
     """Layer norm over the channels of each pixel: (B, C, H, W) to the same shape."""
 
     def __init__(self, channels: int) -> None:

@@ -51,7 +51,7 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class LevelEstimate:
+class NoiseEstimate:
     """Noise of an image with values in 0..1.
 
     Attributes:
@@ -76,7 +76,7 @@ class LevelEstimate:
         return tuple(one / self.sigma for one in self.octaves) if self.sigma > 0 else ()
 
 
-class NoiseLevel:
+class NoiseEstimator:
     """Running estimate of the noise level of an image of C ``channels``.
 
     Keeps five numbers for each channel of a block of 16 × 16 pixels.
@@ -116,7 +116,7 @@ class NoiseLevel:
         kept = kept_variance(black) + kept_variance(white) - 1
         self._strips.append((band_strengths(seen), means, kept))
 
-    def estimate(self) -> LevelEstimate | None:
+    def estimate(self) -> NoiseEstimate | None:
         """Return the noise, or None where no pixel tells it."""
         if not self._strips and self._rows:
             self._add_strip(np.concatenate(self._rows))  # an image of less than a block
@@ -129,9 +129,9 @@ class NoiseLevel:
         # and else they tell nothing.
         noisy = known & (strengths[..., 0] > LEAST_SIGMA * _NOTHING).any(1)
         if not noisy.any():
-            return LevelEstimate(0.0) if known.any() else None
+            return NoiseEstimate(0.0) if known.any() else None
         if noisy.sum() * 2 <= known.sum():
-            return LevelEstimate(0.0)
+            return NoiseEstimate(0.0)
         whole = strengths[noisy] / np.sqrt(kept[noisy, :, None])
         means = means[noisy]
         found = self._level(whole, means.mean(1))
@@ -149,7 +149,7 @@ class NoiseLevel:
         found = self.estimate()
         return None if found is None else found.sigma
 
-    def _level(self, strengths: np.ndarray, brightness: np.ndarray) -> LevelEstimate:
+    def _level(self, strengths: np.ndarray, brightness: np.ndarray) -> NoiseEstimate:
         """Return the noise of blocks: (N, C, 3), fine to coarse, and (N,)."""
         levels = self._levels(strengths, brightness)
         finest, shared = levels[:, 0], np.maximum(levels[:, 0], self._shared_levels(levels))
@@ -158,7 +158,7 @@ class NoiseLevel:
         sigma = _mean(shared if is_shared else finest)
         has_color = self._channels == 3 and bool(_mean(shared[1:]) * 2 >= shared[0])
         octaves = octave_levels(levels, sigma, self._lost)
-        return LevelEstimate(sigma, is_shared, has_color or not is_shared, detail, octaves)
+        return NoiseEstimate(sigma, is_shared, has_color or not is_shared, detail, octaves)
 
     def _levels(self, strengths: np.ndarray, brightness: np.ndarray) -> np.ndarray:
         """Return the noise (C, 3) of all channels and octaves at the mean brightness.

@@ -131,7 +131,7 @@ class PairStatistics:
         return float(self._sums[4].sum() / max(self._sums[0].sum(), 1))
 
 
-class ImageStatistics:
+class ImageVarianceStatistics:
     """Variance of single noisy images by local mean, at their flattest pixels.
 
     Noise is what the filter [1 -2 1]ᵀ[1 -2 1] / 6 leaves, its scale the median in each bin. Flat is

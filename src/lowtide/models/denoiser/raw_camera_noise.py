@@ -173,7 +173,9 @@ class DarkStatistics:
         row = math.sqrt(row_variance)
         too_fine = read < _LEAST_READ
         shape, shape_error = (
-            (None, None) if too_fine else fit_shape(np.concatenate(self._rests, dtype=np.float64))
+            (None, None)
+            if too_fine
+            else fit_tukey_lambda(np.concatenate(self._rests, dtype=np.float64))
         )
         return ReadNoise(
             read,
@@ -191,7 +193,7 @@ def _root_error(root: float, error: float) -> float:
     return error / (2 * root) if root else math.sqrt(error)
 
 
-def fit_shape(differences: np.ndarray) -> tuple[float | None, float | None]:
+def fit_tukey_lambda(differences: np.ndarray) -> tuple[float | None, float | None]:
     """Return Tukey's lambda, and its standard error, of what two frames differ by.
 
     It is the one whose probability plot is straightest; None where a normal plot is nearly as

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.denoiser.config import TIMES, SchedulerName
 
 ScheduleName = Literal["linear", "flow"]
@@ -213,7 +213,7 @@ def row_noise(seed: int, sample: int, step: int, first: int, shape: tuple[int, .
     every band, batch and device.
     """
     rows = [
-        philox(seed, _PURPOSE + step, sample, row).standard_normal(shape[1:], np.float32)
+        philox_generator(seed, _PURPOSE + step, sample, row).standard_normal(shape[1:], np.float32)
         for row in range(first, first + shape[0])
     ]
     return np.stack(rows)

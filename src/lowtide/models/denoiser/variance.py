@@ -191,7 +191,7 @@ class VarianceStabilizer:
         return found.astype(np.float32)
 
 
-class RicianTransform:
+class RicianStabilizer:
     """Transform of magnitudes with Rician noise of ``std`` to noise of 1, and back."""
 
     def __init__(self, std: float) -> None:

@@ -107,7 +107,7 @@ class VolumeRange:
         return np.where(beyond, np.copysign(np.float32(np.inf), values), values)
 
 
-class RangeStatistics:
+class VolumeRangeEstimator:
     """Running statistics of the values of one volume."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import trace_cache
 from lowtide.core.units import format_bytes
 from lowtide.models.loaded_model import Model
-from lowtide.models.low_precision import LowPrecision
+from lowtide.models.low_precision import LowPrecisionWrapper
 from lowtide.models.onnx_model import OnnxNetwork
 from lowtide.models.onnx_runtime import require_packages
 
@@ -54,7 +54,7 @@ def _lowered(model: Model, precision: ExportPrecision) -> nn.Module:
             f" it supports {', '.join(facts.dtypes)}",
             hint="--precision fp32",
         )
-    return LowPrecision(copy.deepcopy(model.module).to(dtype), dtype).eval()
+    return LowPrecisionWrapper(copy.deepcopy(model.module).to(dtype), dtype).eval()
 
 
 def write_onnx(

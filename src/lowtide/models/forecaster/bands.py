@@ -5,7 +5,7 @@ steps. Where those are many, bands are of the errors that occurred. Where they a
 a Student distribution, whose deviation is drawn between the one the method claims and the one its
 few held-out errors had, and whose steps move together as errors do that each step adds to.
 
-`ConditionalScale` is the size of the ridges' errors, log-linear in recent volatility, by step and
+`ErrorStdEstimator` is the size of the ridges' errors, log-linear in recent volatility, by step and
 phase.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.forecaster.paths import drawn_chunks
 from lowtide.models.forecaster.windows import few_errors, past_means
 
@@ -36,7 +36,7 @@ _SLOPE_PENALTY = 10.0
 _FLOOR = 1e-3
 
 
-class GaussianPaths:
+class GaussianPathSampler:
     """Standard normal errors, each step and variable on its own."""
 
     def sample(self, origin: int, paths: np.ndarray, *, seed: int) -> None:
@@ -131,7 +131,7 @@ def made_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndar
 
     horizon, variables = growth.shape
     count = max(_FEWEST_PATHS, min(_MADE_PATHS, _MOST_NUMBERS // growth.size))
-    draw = philox(0, _PURPOSE, horizon, variables)
+    draw = philox_generator(0, _PURPOSE, horizon, variables)
     known = np.where(np.isfinite(first), first, 0.0)
     size = np.sqrt(np.square(known).sum(axis=0))
     directions = known / np.where(size > 0, size, 1.0)
@@ -152,7 +152,7 @@ def made_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndar
 
 
 @dataclass(frozen=True)
-class ConditionalScale:
+class ErrorStdEstimator:
     """Standard deviation of the error of a forecast, known at its origin.
 
     Attributes:
@@ -172,7 +172,7 @@ class ConditionalScale:
     @classmethod
     def fit(
         cls, errors: np.ndarray, phases: np.ndarray, features: np.ndarray, phase_count: int
-    ) -> ConditionalScale:
+    ) -> ErrorStdEstimator:
         """Fit to held-out errors.
 
         Args:

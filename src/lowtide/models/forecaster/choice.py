@@ -26,7 +26,7 @@ from lowtide.models.forecaster.methods import (
     PLAIN,
     RIDGE,
     SIMPLE,
-    HeldOut,
+    HeldOutErrors,
     fit_methods,
     held_out_errors,
     left_out,
@@ -35,12 +35,12 @@ from lowtide.models.forecaster.methods import (
 from lowtide.models.forecaster.paths import (
     AUTO_PATHS,
     PATHS,
-    Distribution,
+    ForecastDistribution,
     PathChoice,
     choose_paths,
     fill_residuals,
 )
-from lowtide.models.forecaster.windows import Fitted, History, forward_fill
+from lowtide.models.forecaster.windows import FittedMethod, SeriesHistory, forward_fill
 
 # A method takes the place of a simpler one only if it is better by more than chance on n windows
 # that do not overlap: by 1.4 n^-0.8, which is all of it on one and 22 % on ten; from 20 windows on
@@ -55,7 +55,7 @@ _MOST_PATHS, _FEWEST_JUDGED, _USUAL_PATHS = 2048, 8, "bootstrap"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ForecasterChoice:
     """A forecaster and how its methods were chosen.
 
     Attributes:
@@ -70,7 +70,7 @@ class Choice:
             NaN where it is not known.
     """
 
-    forecaster: RidgeForecaster | ChosenForecaster
+    forecaster: RidgeForecaster | PerVariableForecaster
     chosen: tuple[str, ...]
     scores: dict[str, np.ndarray]
     held_out: int
@@ -93,7 +93,7 @@ def fit_model(
     horizon: int,
     season: int,
     paths: str = AUTO_PATHS,
-) -> Choice:
+) -> ForecasterChoice:
     """Fit a method by its name, or ``"auto"`` for the best.
 
     Series of at most 2,000 rows have one each; longer ones share one, which is the four ridges
@@ -112,7 +112,7 @@ def fit_model(
         InputError: The history has too few rows for the ``model``, or none can forecast so much.
     """
     require_size(horizon, values.shape[1])
-    history = History(values, season)
+    history = SeriesHistory(values, season)
     windows = independent_windows(len(values), horizon, season)
     able = windows >= _FEWEST_WINDOWS
     long = model == AUTO and len(values) > MOST_ROWS
@@ -134,10 +134,10 @@ def fit_model(
             found = _choose(best, history, horizon, paths)
             return replace(found, scores=scores, repeating=repeating, notes=notes)
     chosen = (RIDGE,) * values.shape[1]
-    return Choice(ridge, chosen, scores, len(ridge.origins), windows, repeating, notes)
+    return ForecasterChoice(ridge, chosen, scores, len(ridge.origins), windows, repeating, notes)
 
 
-def _choose(model: str, history: History, horizon: int, paths: str) -> Choice:
+def _choose(model: str, history: SeriesHistory, horizon: int, paths: str) -> ForecasterChoice:
     """Fit methods, choose one for each variable and make its bands."""
     names = list(_SHORT) if model == AUTO else [model]
     fitted = fit_methods(names, history, horizon)
@@ -157,8 +157,8 @@ def _choose(model: str, history: History, horizon: int, paths: str) -> Choice:
         name: share_held(held.errors.get(name, none), fitted[name].deviation, fitted[name].growth)
         for name in set(chosen)
     }
-    return Choice(
-        forecaster=ChosenForecaster.build(chosen, fitted, scales, held, paths),
+    return ForecasterChoice(
+        forecaster=PerVariableForecaster.build(chosen, fitted, scales, held, paths),
         chosen=chosen,
         scores=scores,
         held_out=len(held.origins),
@@ -170,7 +170,7 @@ def _choose(model: str, history: History, horizon: int, paths: str) -> Choice:
 
 
 def _best_for_each(
-    fitted: dict[str, Fitted], scores: dict[str, np.ndarray], windows: np.ndarray
+    fitted: dict[str, FittedMethod], scores: dict[str, np.ndarray], windows: np.ndarray
 ) -> tuple[str, ...]:
     """Return the method of each variable: the simplest that no other beats by more than chance.
 
@@ -203,7 +203,7 @@ def _best_for_all(first: str, scores: dict[str, np.ndarray], windows: float) -> 
     return best if shares[best] < _margin(enough) else first
 
 
-def _windows_of_each(held: HeldOut, variables: int) -> np.ndarray:
+def _windows_of_each(held: HeldOutErrors, variables: int) -> np.ndarray:
     """Return how many windows of each variable [D] do not overlap: fewer where it begins late."""
     if not held.errors:
         return np.zeros(variables)
@@ -224,13 +224,13 @@ def _score(errors: np.ndarray) -> np.ndarray:
     return crps(errors, np.maximum(scale, np.finfo(float).tiny))
 
 
-def _reasons(history: History) -> tuple[str, ...]:
+def _reasons(history: SeriesHistory) -> tuple[str, ...]:
     found = [(name, left_out(name, history)) for name in SIMPLE]
     return tuple(f"{name} is left out: {reason}" for name, reason in found if reason)
 
 
 @dataclass(frozen=True)
-class ChosenForecaster:
+class PerVariableForecaster:
     """Probabilistic forecaster that has a method of its own for each variable.
 
     Attributes:
@@ -245,7 +245,7 @@ class ChosenForecaster:
 
     horizon: int
     chosen: tuple[str, ...]
-    fitted: dict[str, Fitted]
+    fitted: dict[str, FittedMethod]
     scale: np.ndarray
     paths: PathChoice
     residuals: np.ndarray
@@ -255,11 +255,11 @@ class ChosenForecaster:
     def build(
         cls,
         chosen: tuple[str, ...],
-        fitted: dict[str, Fitted],
+        fitted: dict[str, FittedMethod],
         scales: dict[str, np.ndarray],
-        held: HeldOut,
+        held: HeldOutErrors,
         paths: str,
-    ) -> ChosenForecaster:
+    ) -> PerVariableForecaster:
         """Put together what was ``chosen`` for each variable.
 
         Args:
@@ -286,7 +286,9 @@ class ChosenForecaster:
         residuals, choice = _paths(paths, errors, scale, growth, held)
         return cls(shape[0], chosen, used, scale, choice, residuals, unverified)
 
-    def predict(self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray) -> Distribution:
+    def predict(
+        self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray
+    ) -> ForecastDistribution:
         """Return the distributions of what follows ``origins``.
 
         Args:
@@ -299,11 +301,11 @@ class ChosenForecaster:
         for name, one in self.fitted.items():
             own = np.array(self.chosen) == name
             mean[..., own] = one.predict(filled, origins)[..., own]
-        return Distribution(origins, mean, np.broadcast_to(self.scale, mean.shape))
+        return ForecastDistribution(origins, mean, np.broadcast_to(self.scale, mean.shape))
 
 
 def _paths(
-    name: str, errors: np.ndarray, scale: np.ndarray, growth: np.ndarray, held: HeldOut
+    name: str, errors: np.ndarray, scale: np.ndarray, growth: np.ndarray, held: HeldOutErrors
 ) -> tuple[np.ndarray, PathChoice]:
     """Return paths and their sampler: errors that occurred if they are enough, else made ones."""
     if held.windows < ENOUGH_WINDOWS:

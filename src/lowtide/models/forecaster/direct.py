@@ -13,10 +13,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.core.philox import philox
-from lowtide.models.forecaster.paths import Scaler
-from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, held_out, predict, ridge_configs
-from lowtide.models.forecaster.windows import History, few_errors, forward_fill, targets
+from lowtide.core.philox import philox_generator
+from lowtide.models.forecaster.paths import StandardScaler
+from lowtide.models.forecaster.ridge import (
+    RidgeConfig,
+    fit_ridge,
+    held_out,
+    ridge_configs,
+    ridge_forecasts,
+)
+from lowtide.models.forecaster.windows import (
+    SeriesHistory,
+    few_errors,
+    forward_fill,
+    target_windows,
+)
 
 # Windows that a ridge is fitted to at least; its penalty is chosen on four folds of them.
 _FEWEST_WINDOWS = 8
@@ -34,7 +45,7 @@ _PURPOSE = 0x646C696E  # "dlin", in the keys of generators
 
 
 @dataclass(frozen=True)
-class Direct:
+class DirectMethod:
     """Mean of several matrices.
 
     Attributes:
@@ -45,7 +56,7 @@ class Direct:
         growth: Standard deviation [H, D] of held-out errors by step, in units of the first.
     """
 
-    scaler: Scaler
+    scaler: StandardScaler
     matrices: tuple[np.ndarray, ...]
     deviation: np.ndarray
     growth: np.ndarray
@@ -54,13 +65,13 @@ class Direct:
         """Return forecasts [n, H, D] at ``origins`` [n] of ``values`` [T, D] without NaN."""
         first = max(0, int(origins.min()) - max(len(one) for one in self.matrices))
         past = self.scaler.transform(values[first : int(origins.max())])
-        total = predict(past, origins - first, self.matrices[0])
+        total = ridge_forecasts(past, origins - first, self.matrices[0])
         for matrix in self.matrices[1:]:
-            total += predict(past, origins - first, matrix)
+            total += ridge_forecasts(past, origins - first, matrix)
         return self.scaler.inverse(total / len(self.matrices))
 
 
-def fit_plain_ridge(history: History, horizon: int) -> Direct | None:
+def fit_plain_ridge(history: SeriesHistory, horizon: int) -> DirectMethod | None:
     """Fit one ridge of a short look-back; None where there are too few steps.
 
     The look-back is an eighth of the history, 16 steps at least where there are as many, 336 at
@@ -72,18 +83,18 @@ def fit_plain_ridge(history: History, horizon: int) -> Direct | None:
     return _fit(history, horizon, [RidgeConfig(max(1, length))])
 
 
-def fit_four_ridges(history: History, horizon: int) -> Direct | None:
+def fit_four_ridges(history: SeriesHistory, horizon: int) -> DirectMethod | None:
     """Fit the four ridges of `RidgeForecaster`; None where there are too few steps."""
     return _fit(history, horizon, ridge_configs(len(history.values), horizon, history.season))
 
 
-def _fit(history: History, horizon: int, configs: list[RidgeConfig]) -> Direct | None:
+def _fit(history: SeriesHistory, horizon: int, configs: list[RidgeConfig]) -> DirectMethod | None:
     longest, steps = max(one.look_back for one in configs), len(history.values)
     seen = np.isfinite(history.values)
     few = steps - horizon + 1 - longest < _FEWEST_WINDOWS
     if few or not seen[longest:].any():
         return None
-    scaler = Scaler.fit(np.where(seen.any(axis=0), history.values, 0.0))
+    scaler = StandardScaler.fit(np.where(seen.any(axis=0), history.values, 0.0))
     values = forward_fill(scaler.transform(history.values))
     fits = [fit_ridge(values, seen, config, horizon) for config in configs]
     matrices = tuple(one.matrix for one in fits)
@@ -93,13 +104,13 @@ def _fit(history: History, horizon: int, configs: list[RidgeConfig]) -> Direct |
 
 
 def measured(
-    scaler: Scaler,
+    scaler: StandardScaler,
     matrices: tuple[np.ndarray, ...],
     values: np.ndarray,
     seen: np.ndarray,
     forecast: Callable[[np.ndarray], np.ndarray],
     first: int,
-) -> Direct:
+) -> DirectMethod:
     """Return matrices with the deviation of held-out forecasts from step ``first`` on.
 
     Args:
@@ -112,8 +123,8 @@ def measured(
     """
     origins = np.arange(first, len(values) - matrices[0].shape[1] + 1)
     origins = origins[:: -(-len(origins) // _ERROR_WINDOWS)]
-    errors = targets(values, origins, matrices[0].shape[1]) - forecast(origins)
-    judged = targets(seen, origins, errors.shape[1])
+    errors = target_windows(values, origins, matrices[0].shape[1]) - forecast(origins)
+    judged = target_windows(seen, origins, errors.shape[1])
     sizes = np.sqrt(
         np.where(judged, np.square(errors), 0.0).sum(axis=0) / np.maximum(judged.sum(axis=0), 1)
     )
@@ -121,17 +132,17 @@ def measured(
     sizes = np.maximum.accumulate(sizes, axis=0)
     growth = np.maximum(sizes / np.where(sizes[0] > 0, sizes[0], 1.0), 1.0)
     deviation = np.where(few_errors(judged.sum(axis=0))[0], np.nan, sizes[0] * scaler.deviation)
-    return Direct(scaler, matrices, deviation, growth)
+    return DirectMethod(scaler, matrices, deviation, growth)
 
 
-def fit_dlinear(history: History, horizon: int) -> Direct | None:
+def fit_dlinear(history: SeriesHistory, horizon: int) -> DirectMethod | None:
     """Train DLinear on windows that are always the same; None where there are too few steps."""
     steps, seen = len(history.values), np.isfinite(history.values)
     length = ridge_configs(steps, horizon, history.season)[0].look_back
     origins = np.arange(length, steps - horizon + 1)
     if len(origins) < _LEAST_WINDOWS or not seen[length:].any():
         return None
-    scaler = Scaler.fit(np.where(seen.any(axis=0), history.values, 0.0))
+    scaler = StandardScaler.fit(np.where(seen.any(axis=0), history.values, 0.0))
     values = forward_fill(scaler.transform(history.values))
     held = max(1, int(len(origins) * _HELD_BACK))
     # Targets of trained windows end where those of the held-back ones begin, where that leaves
@@ -143,7 +154,7 @@ def fit_dlinear(history: History, horizon: int) -> Direct | None:
         (matrix,),
         values,
         seen,
-        lambda judged: predict(values, judged, matrix),
+        lambda judged: ridge_forecasts(values, judged, matrix),
         int(origins[-held]),
     )
 
@@ -152,7 +163,7 @@ def _train(
     values: np.ndarray, seen: np.ndarray, origins: np.ndarray, length: int, horizon: int
 ) -> np.ndarray:
     """Return the matrix [L, H] after a fixed number of steps of Adam, rates falling to zero."""
-    draw, average = philox(0, _PURPOSE, length, horizon), _moving_average(length)
+    draw, average = philox_generator(0, _PURPOSE, length, horizon), _moving_average(length)
     series, mask = (np.ascontiguousarray(array.T, np.float32) for array in (values, seen))
     steps = np.arange(-length, horizon)
     layers = np.full((2, length, horizon), 1 / length, np.float32)

@@ -15,13 +15,13 @@ import numpy as np
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import InputError, ModelError
 from lowtide.core.input_file import require_input
-from lowtide.models.forecaster.bands import ConditionalScale, crps, occurred, volatility_features
+from lowtide.models.forecaster.bands import ErrorStdEstimator, crps, occurred, volatility_features
 from lowtide.models.forecaster.paths import (
     AUTO_PATHS,
     PATHS,
-    Distribution,
+    ForecastDistribution,
     PathChoice,
-    Scaler,
+    StandardScaler,
     choose_paths,
     fill_residuals,
 )
@@ -32,14 +32,14 @@ from lowtide.models.forecaster.ridge import (
     RidgeFit,
     fit_ridge,
     held_out,
-    predict,
     ridge_configs,
+    ridge_forecasts,
 )
 from lowtide.models.forecaster.windows import (
     few_errors,
     forward_fill,
     numbered_chunks,
-    targets,
+    target_windows,
 )
 
 # Held-out residual paths that scales are fitted to and samples are drawn from, and numbers in them:
@@ -88,10 +88,10 @@ class RidgeForecaster:
     """
 
     horizon: int
-    scaler: Scaler
+    scaler: StandardScaler
     ridges: tuple[np.ndarray, ...]
     penalties: tuple[float, ...]
-    scale: ConditionalScale
+    scale: ErrorStdEstimator
     residuals: np.ndarray
     origins: np.ndarray
     paths: PathChoice
@@ -130,7 +130,7 @@ class RidgeForecaster:
                 than 1,048,576.
         """
         largest = require_size(horizon, values.shape[1])
-        scaler, steps = Scaler.fit(values), len(values)
+        scaler, steps = StandardScaler.fit(values), len(values)
         known, standardized = np.isfinite(values), forward_fill(scaler.transform(values))
         configs = ridge_configs(steps, horizon, season)
         block, recent, first = _beginning(configs, steps, horizon, season)
@@ -145,8 +145,10 @@ class RidgeForecaster:
         ]
         fits = [fit_ridge(standardized, known, config, horizon) for config in configs]
         verified = _verified_errors(standardized, known, fits, block)
-        seen = targets(known, origins, horizon)
-        errors = targets(standardized, origins, horizon) - held_out(standardized, origins, fits)
+        seen = target_windows(known, origins, horizon)
+        errors = target_windows(standardized, origins, horizon) - held_out(
+            standardized, origins, fits
+        )
         errors[~seen] = np.nan
         judged = seen.sum(axis=0)
         if not judged.sum(axis=1).all():
@@ -157,7 +159,7 @@ class RidgeForecaster:
             )
         features = volatility_features(standardized, verified, origins, recent)
         ahead = phases[origins[:, None] + np.arange(horizon)]
-        scale = ConditionalScale.fit(errors, ahead, features, max(_PHASES, int(phases.max()) + 1))
+        scale = ErrorStdEstimator.fit(errors, ahead, features, max(_PHASES, int(phases.max()) + 1))
         scales = scale(ahead, features)
         residuals = (errors / scales).astype(np.float32)
         complete = _complete(residuals)
@@ -180,7 +182,9 @@ class RidgeForecaster:
             fold_crps=crps(errors[late], scales[late]) * scaler.deviation,
         )
 
-    def predict(self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray) -> Distribution:
+    def predict(
+        self, values: np.ndarray, origins: np.ndarray, phases: np.ndarray
+    ) -> ForecastDistribution:
         """Return the distributions of what follows ``origins``.
 
         A forecast is bit-identical whatever others are computed with it, and nothing that follows
@@ -203,9 +207,9 @@ class RidgeForecaster:
         features = volatility_features(values, verified, origins, self.recent)
         mean = _mean_forecast(values, origins, list(self.ridges))
         scale = self.scale(phases, features) * self.scaler.deviation
-        return Distribution(origins + first, self.scaler.inverse(mean), scale)
+        return ForecastDistribution(origins + first, self.scaler.inverse(mean), scale)
 
-    def sample(self, distribution: Distribution, samples: int, *, seed: int) -> np.ndarray:
+    def sample(self, distribution: ForecastDistribution, samples: int, *, seed: int) -> np.ndarray:
         """Return sample paths [n, samples, H, D] in the series' own units.
 
         Args:
@@ -273,9 +277,9 @@ def _verified_errors(
 
 def _mean_forecast(values: np.ndarray, origins: np.ndarray, ridges: list[np.ndarray]) -> np.ndarray:
     """Return the mean [n, H, D] of the forecasts of several ridges."""
-    total = predict(values, origins, ridges[0])
+    total = ridge_forecasts(values, origins, ridges[0])
     for matrix in ridges[1:]:  # one by one: a wide table's forecasts are large
-        total += predict(values, origins, matrix)
+        total += ridge_forecasts(values, origins, matrix)
     total /= len(ridges)
     return total
 
@@ -285,8 +289,8 @@ def _mean_errors(
 ) -> np.ndarray:
     """Return mean absolute errors [n, D] of forecasts ``ahead`` [n, H, D]; 0 without a target."""
     horizon = ahead.shape[1]
-    seen = targets(known, origins, horizon)
-    errors = np.where(seen, np.abs(targets(values, origins, horizon) - ahead), 0.0)
+    seen = target_windows(known, origins, horizon)
+    errors = np.where(seen, np.abs(target_windows(values, origins, horizon) - ahead), 0.0)
     return errors.sum(axis=1) / np.maximum(seen.sum(axis=1), 1)
 
 
@@ -339,10 +343,10 @@ def _forecaster(arrays: dict[str, np.ndarray]) -> RidgeForecaster:
     penalties = tuple(arrays["penalties"].tolist())
     return RidgeForecaster(
         horizon=horizon,
-        scaler=Scaler(arrays["mean"], arrays["deviation"]),
+        scaler=StandardScaler(arrays["mean"], arrays["deviation"]),
         ridges=tuple(arrays[f"ridge_{number}"] for number in range(len(penalties))),
         penalties=penalties,
-        scale=ConditionalScale(*(arrays[f"scale_{one}"] for one in _SCALE)),
+        scale=ErrorStdEstimator(*(arrays[f"scale_{one}"] for one in _SCALE)),
         residuals=residuals,
         origins=arrays["origins"],
         paths=PathChoice(name, PATHS[name](residuals), energy),

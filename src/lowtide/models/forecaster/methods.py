@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.models.forecaster.direct import fit_dlinear, fit_four_ridges, fit_plain_ridge
-from lowtide.models.forecaster.simple import Naive, fit_ets, fit_theta
-from lowtide.models.forecaster.windows import Fitted, Grouped, History, MeanOf
+from lowtide.models.forecaster.simple import SeasonalNaive, fit_ets, fit_theta
+from lowtide.models.forecaster.windows import FittedMethod, Grouped, MeanMethod, SeriesHistory
 
 AUTO, NAIVE, ETS, THETA, MEAN = "auto", "naive", "ets", "theta", "mean"
 PLAIN, RIDGE, DLINEAR = "plain-ridge", "ridge", "dlinear"
@@ -21,12 +21,12 @@ METHODS = (MEAN, *SIMPLE, PLAIN, DLINEAR, RIDGE)
 # ETS and Theta look for parameters series by series, and more rows add nothing to them.
 MOST_ROWS, _LONGEST_SEASON = 2000, 24
 
-_OF_ONE: dict[str, Callable[[np.ndarray, int, int], Fitted | None]] = {
-    NAIVE: Naive.fit,
+_OF_ONE: dict[str, Callable[[np.ndarray, int, int], FittedMethod | None]] = {
+    NAIVE: SeasonalNaive.fit,
     ETS: fit_ets,
     THETA: fit_theta,
 }
-_OF_ALL: dict[str, Callable[[History, int], Fitted | None]] = {
+_OF_ALL: dict[str, Callable[[SeriesHistory, int], FittedMethod | None]] = {
     PLAIN: fit_plain_ridge,
     DLINEAR: fit_dlinear,
     RIDGE: fit_four_ridges,
@@ -40,7 +40,7 @@ _FEWEST_ROWS = 7
 _MOST_NUMBERS, _FEWEST_ORIGINS = 1 << 22, 8
 
 
-def left_out(name: str, history: History) -> str | None:
+def left_out(name: str, history: SeriesHistory) -> str | None:
     """Return why ``name`` is not fitted to a history of any length like this one; None if it is."""
     steps = len(history.values)
     if name in (ETS, THETA, MEAN) and steps > MOST_ROWS:
@@ -50,7 +50,7 @@ def left_out(name: str, history: History) -> str | None:
     return None
 
 
-def fit_method(name: str, history: History, horizon: int) -> Fitted | None:
+def fit_method(name: str, history: SeriesHistory, horizon: int) -> FittedMethod | None:
     """Fit the method called ``name``; None where the history has too few rows for it."""
     if name == MEAN:
         parts = [fit_method(one, history, horizon) for one in SIMPLE]
@@ -62,14 +62,14 @@ def fit_method(name: str, history: History, horizon: int) -> Fitted | None:
     return _grouped(_OF_ONE[name], history, horizon)
 
 
-def mean_of(parts: list[Fitted]) -> Fitted | None:
+def mean_of(parts: list[FittedMethod]) -> FittedMethod | None:
     """Return the mean of methods; None of a single one, which it would only repeat."""
-    return MeanOf(tuple(parts)) if len(parts) > 1 else None
+    return MeanMethod(tuple(parts)) if len(parts) > 1 else None
 
 
 def _grouped(
-    fit: Callable[[np.ndarray, int, int], Fitted | None], history: History, horizon: int
-) -> Fitted | None:
+    fit: Callable[[np.ndarray, int, int], FittedMethod | None], history: SeriesHistory, horizon: int
+) -> FittedMethod | None:
     """Fit variables that begin together at once, so that no step before their first is seen."""
     first, steps = history.first, len(history.values)
     parts = []
@@ -82,7 +82,7 @@ def _grouped(
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutErrors:
     """Forecasts that were judged, of several methods at the same origins.
 
     Attributes:
@@ -97,7 +97,7 @@ class HeldOut:
     errors: dict[str, np.ndarray]
 
 
-def fit_methods(names: list[str], history: History, horizon: int) -> dict[str, Fitted]:
+def fit_methods(names: list[str], history: SeriesHistory, horizon: int) -> dict[str, FittedMethod]:
     """Fit methods, those that the mean is of once; without those that have too few rows."""
     own = [one for one in names if one != MEAN]
     wanted = [*own, *(one for one in SIMPLE if MEAN in names and one not in own)]
@@ -108,8 +108,8 @@ def fit_methods(names: list[str], history: History, horizon: int) -> dict[str, F
 
 
 def held_out_errors(
-    history: History, horizon: int, names: list[str], share: float = 0.5, cuts: int = _CUTS
-) -> HeldOut:
+    history: SeriesHistory, horizon: int, names: list[str], share: float = 0.5, cuts: int = _CUTS
+) -> HeldOutErrors:
     """Return the errors of methods at origins after the first ``share`` of a history.
 
     Methods are fitted again at each of a few ``cuts``, to what was known there. Those that have too
@@ -122,7 +122,7 @@ def held_out_errors(
     stride = max(1, -(-(steps - first) // most))
     origins = np.arange(first, steps, stride)
     if not len(origins):
-        return HeldOut(origins, 0.0, {})
+        return HeldOutErrors(origins, 0.0, {})
     after = np.concatenate([history.values, np.full((horizon, variables), np.nan)])
     errors: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for part in np.array_split(origins, min(cuts, len(origins))):
@@ -134,10 +134,10 @@ def held_out_errors(
         for name, found in errors.items()
         if sum(map(len, found)) == len(origins)
     }
-    return HeldOut(origins, (steps - first) / horizon, whole)
+    return HeldOutErrors(origins, (steps - first) / horizon, whole)
 
 
-def repeated_errors(history: History, origins: np.ndarray, horizon: int) -> np.ndarray:
+def repeated_errors(history: SeriesHistory, origins: np.ndarray, horizon: int) -> np.ndarray:
     """Return the errors [n, H, D] of repeating the last season before each of ``origins`` [n].
 
     A season that is longer than what comes before the first of them counts as none.

@@ -1,7 +1,7 @@
 """Joint sample paths of standardized residuals: bootstrap, Gaussian copula, independent.
 
-A `Distribution` is what a forecaster says of windows: a mean and a scale, from which its paths are
-made. Which sampler is best is told by its energy score on blocked folds.
+A `ForecastDistribution` is what a forecaster says of windows: a mean and a scale, from which its
+paths are made. Which sampler is best is told by its energy score on blocked folds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.forecaster.windows import few_errors, forward_fill
 
 # Samples that are drawn at once, so that memory does not grow with their number.
@@ -44,7 +44,7 @@ class PathSampler(Protocol):
         ...
 
 
-class BootstrapPaths:
+class BootstrapPathSampler:
     """Residual paths that occurred, drawn whole: all steps and variables of one window at once.
 
     They are drawn without repetition while there are enough.
@@ -60,13 +60,13 @@ class BootstrapPaths:
         """Fill ``paths`` [S, H, D] for the window at ``origin``."""
         count = len(self._residuals)
         for start in range(0, len(paths), count):
-            order = philox(seed, _PURPOSE, origin, start).permutation(count)
+            order = philox_generator(seed, _PURPOSE, origin, start).permutation(count)
             for row in range(start, min(start + count, len(paths)), _CHUNK):
                 part = paths[row : min(row + _CHUNK, start + count)]
                 part[:] = self._residuals[order[row - start :][: len(part)]]
 
 
-class IndependentPaths:
+class IndependentPathSampler:
     """Residuals that occurred, each step and variable drawn on its own.
 
     Args:
@@ -85,7 +85,7 @@ class IndependentPaths:
             part[:] = drawn.reshape(_CHUNK, *shape)[: len(part)]
 
 
-class CopulaPaths:
+class CopulaPathSampler:
     """Gaussian copula: the correlation of normal scores, and the quantiles that occurred.
 
     The correlation is of low rank plus a diagonal, so that nothing has a row and a column for each
@@ -134,9 +134,9 @@ class CopulaPaths:
 
 
 PATHS: dict[str, Callable[[np.ndarray], PathSampler]] = {
-    "bootstrap": BootstrapPaths,
-    "copula": CopulaPaths,
-    "independent": IndependentPaths,
+    "bootstrap": BootstrapPathSampler,
+    "copula": CopulaPathSampler,
+    "independent": IndependentPathSampler,
 }
 
 
@@ -162,7 +162,7 @@ def drawn_chunks(
 ) -> Iterator[tuple[np.ndarray, np.random.Generator]]:
     """Yield ``paths`` [S, H, D] in parts of few samples, each with a generator of its own."""
     for start in range(0, len(paths), _CHUNK):
-        yield paths[start : start + _CHUNK], philox(seed, purpose, origin, start)
+        yield paths[start : start + _CHUNK], philox_generator(seed, purpose, origin, start)
 
 
 def _between_rows(table: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -174,14 +174,14 @@ def _between_rows(table: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Scaler:
+class StandardScaler:
     """Mean and standard deviation [D] that a series is standardized by."""
 
     mean: np.ndarray
     deviation: np.ndarray
 
     @classmethod
-    def fit(cls, values: np.ndarray) -> Scaler:
+    def fit(cls, values: np.ndarray) -> StandardScaler:
         """Fit to ``values`` [T, D]; a constant variable keeps its unit."""
         mean, deviation = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
         constant = deviation <= 1e-12 * np.abs(mean)
@@ -197,7 +197,7 @@ class Scaler:
 
 
 @dataclass(frozen=True)
-class Distribution:
+class ForecastDistribution:
     """Forecast distributions of n windows in the series' own units.
 
     ``origins`` [n] are the windows' forecast origins, ``mean`` and ``scale`` are [n, H, D]. No path
@@ -209,14 +209,16 @@ class Distribution:
     scale: np.ndarray
     floor: np.ndarray | float = -np.inf
 
-    def __getitem__(self, part: slice) -> Distribution:
-        return Distribution(self.origins[part], self.mean[part], self.scale[part], self.floor)
+    def __getitem__(self, part: slice) -> ForecastDistribution:
+        return ForecastDistribution(
+            self.origins[part], self.mean[part], self.scale[part], self.floor
+        )
 
-    def above(self, floor: np.ndarray | float) -> Distribution:
+    def above(self, floor: np.ndarray | float) -> ForecastDistribution:
         """Return the same with nothing below ``floor`` [D]."""
         return replace(self, mean=np.maximum(self.mean, floor), floor=floor)
 
-    def plus(self, effects: np.ndarray) -> Distribution:
+    def plus(self, effects: np.ndarray) -> ForecastDistribution:
         """Return the same with ``effects`` [..., H, D] added to the mean."""
         return replace(self, mean=self.mean + effects)
 

@@ -18,7 +18,7 @@ from lowtide.models.forecaster.windows import (
     interpolate,
     look_backs,
     numbered_chunks,
-    targets,
+    target_windows,
 )
 
 # Candidate penalties per window, in units of a standardized variable's variance.
@@ -109,7 +109,7 @@ def moments(
     for _, chunk in numbered_chunks(origins, values.shape[1], _MOMENT_ROWS):
         past = look_backs(values, chunk, length).reshape(-1, length)
         after = look_backs(aims, chunk + horizon, horizon).reshape(-1, horizon)
-        weights = np.square(targets(known, chunk, horizon).mean(axis=1).T.reshape(-1))
+        weights = np.square(target_windows(known, chunk, horizon).mean(axis=1).T.reshape(-1))
         if config.weighted:
             weights /= past.var(axis=1) + _VARIANCE_FLOOR
         last = past[:, -1:]
@@ -121,7 +121,7 @@ def moments(
     return RidgeMoments(gram, cross, weight)
 
 
-def predict(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def ridge_forecasts(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Return the forecasts [n, H, D] of ``matrix`` [L, H] at ``origins`` [n] of ``values`` [T, D].
 
     A forecast is bit-identical whatever others are computed with it.
@@ -147,15 +147,15 @@ def choose_penalty(
     errors = np.zeros(len(_PENALTIES))
     for origins, outside in folds:
         judged = origins[:: -(-len(origins) // most)]
-        after, seen = (targets(array, judged, horizon) for array in (values, known))
+        after, seen = (target_windows(array, judged, horizon) for array in (values, known))
         for number, penalty in enumerate(_PENALTIES):
-            error = predict(values, judged, outside.solve(penalty)) - after
+            error = ridge_forecasts(values, judged, outside.solve(penalty)) - after
             errors[number] += float(np.square(error, where=seen, out=np.zeros_like(error)).sum())
     return _PENALTIES[int(errors.argmin())]
 
 
 @dataclass(frozen=True)
-class Fold:
+class RidgeFold:
     """A stretch of origins, from ``first`` to before ``last``, and a ridge that saw none of it.
 
     ``matrix`` [L, H] is solved from the windows whose targets are outside the targets of the fold.
@@ -173,7 +173,7 @@ class RidgeFit:
     config: RidgeConfig
     penalty: float
     matrix: np.ndarray
-    folds: tuple[Fold, ...]
+    folds: tuple[RidgeFold, ...]
 
 
 def fit_ridge(values: np.ndarray, known: np.ndarray, config: RidgeConfig, horizon: int) -> RidgeFit:
@@ -198,7 +198,7 @@ def fit_ridge(values: np.ndarray, known: np.ndarray, config: RidgeConfig, horizo
         outside.append(everything - own - near)
     penalty = choose_penalty(values, known, list(zip(stretches, outside, strict=True)))
     folds = tuple(
-        Fold(int(stretch[0]), int(stretch[-1]) + 1, rest.solve(penalty))
+        RidgeFold(int(stretch[0]), int(stretch[-1]) + 1, rest.solve(penalty))
         for stretch, rest in zip(stretches, outside, strict=True)
     )
     return RidgeFit(config, penalty, everything.solve(penalty), folds)
@@ -219,6 +219,6 @@ def held_out(
             below = np.inf if fold is fit.folds[-1] else fold.last
             inside = (origins >= fold.first) & (origins < below)
             matrix = np.ascontiguousarray(fold.matrix[:, :steps])
-            total[inside] += predict(values, origins[inside], matrix)
+            total[inside] += ridge_forecasts(values, origins[inside], matrix)
     total /= len(fits)
     return total

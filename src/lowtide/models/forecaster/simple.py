@@ -34,7 +34,7 @@ _LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True)
-class Smoothing:
+class SmoothingMethod:
     """Level and slope of D adjusted series; parameters are arrays [D].
 
     Attributes:
@@ -74,7 +74,7 @@ class Smoothing:
         mean = levels[origins][:, None] + weights * slopes[origins][:, None]
         return self._restored(mean, origins[:, None] + np.arange(self.horizon))
 
-    def measured(self, values: np.ndarray, parameters: int) -> Smoothing:
+    def measured(self, values: np.ndarray, parameters: int) -> SmoothingMethod:
         """Return the same with the deviation that errors on ``values`` [T, D] have."""
         levels, slopes, _ = self._follow(self._adjusted(values))
         ahead = levels[:-1] + self.phi * slopes[:-1]
@@ -108,7 +108,7 @@ class Smoothing:
         return levels, slopes, errors
 
 
-def fit_theta(values: np.ndarray, season: int, horizon: int) -> Smoothing | None:
+def fit_theta(values: np.ndarray, season: int, horizon: int) -> SmoothingMethod | None:
     """Fit Theta to ``values`` [T, D] without NaN; None where they are too few."""
     if len(values) < _FEWEST:
         return None
@@ -119,13 +119,13 @@ def fit_theta(values: np.ndarray, season: int, horizon: int) -> Smoothing | None
     centered = np.arange(len(values)) - (len(values) - 1) / 2
     slope = centered @ (adjusted - adjusted.mean(axis=0)) / np.square(centered).sum() / 2
     start = adjusted[0] - slope
-    plain = Smoothing(horizon, seasonal, logs, start, slope, ones, zeros, ones, zeros)
+    plain = SmoothingMethod(horizon, seasonal, logs, start, slope, ones, zeros, ones, zeros)
     tried = [replace(plain, alpha=share * ones).squares(values) for share in _SHARES]
     alpha = _SHARES[np.argmin(tried, axis=0)]
     return replace(plain, alpha=alpha).measured(values, 2)
 
 
-def fit_ets(values: np.ndarray, season: int, horizon: int) -> Smoothing | None:
+def fit_ets(values: np.ndarray, season: int, horizon: int) -> SmoothingMethod | None:
     """Fit ETS to ``values`` [T, D] without NaN; None where they are too few."""
     if len(values) < _FEWEST:
         return None
@@ -134,7 +134,7 @@ def fit_ets(values: np.ndarray, season: int, horizon: int) -> Smoothing | None:
     found = [_fit_one(*one) for one in zip(adjusted, seasonal.relative, strict=True)]
     level, slope, alpha, beta, phi = np.array(found).T
     logs, zeros = np.zeros(values.shape[1], bool), np.zeros(values.shape[1])
-    made = Smoothing(horizon, seasonal, logs, level, slope, alpha, beta, phi, zeros)
+    made = SmoothingMethod(horizon, seasonal, logs, level, slope, alpha, beta, phi, zeros)
     return made.measured(values, 3)
 
 
@@ -221,7 +221,7 @@ def _kept(indices: np.ndarray, rest: np.ndarray, phases: np.ndarray) -> np.ndarr
 
 
 @dataclass(frozen=True)
-class Naive:
+class SeasonalNaive:
     """Seasonal naive with drift of D series.
 
     Attributes:
@@ -237,7 +237,7 @@ class Naive:
     deviation: np.ndarray
 
     @classmethod
-    def fit(cls, values: np.ndarray, season: int, horizon: int) -> Naive:
+    def fit(cls, values: np.ndarray, season: int, horizon: int) -> SeasonalNaive:
         """Fit to ``values`` [T, D] without NaN; too few for a season have none."""
         season = season if len(values) > season + 1 else 1
         if len(values) == 1:

@@ -28,7 +28,7 @@ def look_backs(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarr
     return sliding_window_view(by_variable, length, axis=1)[:, origins - length - first]
 
 
-def targets(values: np.ndarray, origins: np.ndarray, horizon: int) -> np.ndarray:
+def target_windows(values: np.ndarray, origins: np.ndarray, horizon: int) -> np.ndarray:
     """Return what follows ``origins`` [n] in ``values`` [T, D] as an array [n, horizon, D]."""
     return values[origins[:, None] + np.arange(horizon)]
 
@@ -112,7 +112,7 @@ def past_means(values: np.ndarray, origins: np.ndarray, length: int) -> np.ndarr
 
 
 @dataclass(frozen=True)
-class History:
+class SeriesHistory:
     """The first part of several series.
 
     Attributes:
@@ -135,12 +135,12 @@ class History:
         known = np.isfinite(self.values)
         return np.where(known.any(axis=0), known.argmax(axis=0), len(known))
 
-    def until(self, step: int) -> History:
+    def until(self, step: int) -> SeriesHistory:
         """Return what was known at ``step``."""
-        return History(self.values[:step], self.season)
+        return SeriesHistory(self.values[:step], self.season)
 
 
-class Fitted(Protocol):
+class FittedMethod(Protocol):
     """A method fitted to the first part of D series."""
 
     @property
@@ -168,7 +168,7 @@ class Grouped:
     """
 
     shape: tuple[int, int]
-    parts: tuple[tuple[np.ndarray, int, Fitted], ...]
+    parts: tuple[tuple[np.ndarray, int, FittedMethod], ...]
 
     @property
     def deviation(self) -> np.ndarray:
@@ -195,10 +195,10 @@ class Grouped:
 
 
 @dataclass(frozen=True)
-class MeanOf:
+class MeanMethod:
     """The mean of several methods, of each variable of those that could be fitted to it."""
 
-    parts: tuple[Fitted, ...]
+    parts: tuple[FittedMethod, ...]
 
     @property
     def deviation(self) -> np.ndarray:

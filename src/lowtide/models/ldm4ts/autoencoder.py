@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lowtide.models.ldm4ts.config import LDM4TSConfig
 from lowtide.models.ldm4ts.kl_autoencoder import KLPathAutoencoder, require_paths
-from lowtide.models.ldm4ts.path_image import PathImage
+from lowtide.models.ldm4ts.path_image import PathImageMap
 
 # Side of a patch of the path image, which is a pixel of the latent.
 _PATCH = 8
@@ -64,7 +64,7 @@ class PatchAutoencoder(nn.Module):
         if count > most:
             count = min(most, _MOST_SPREAD)
         with torch.device("cpu"):
-            self._image = PathImage(horizon, variables, config.period, config.image_size)
+            self._image = PathImageMap(horizon, variables, config.period, config.image_size)
             frequencies = _cosines(horizon)[: -(-count // variables)]
             basis = torch.kron(frequencies, _cosines(variables))[:count]
             self.register_buffer("mean", torch.zeros(size))

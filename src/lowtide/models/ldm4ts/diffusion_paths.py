@@ -7,7 +7,7 @@ import numpy as np
 from lowtide.models.ldm4ts.model import LDM4TSModel
 
 
-class DiffusionPaths:
+class DiffusionPathSampler:
     """Residual paths of a trained `LDM4TSModel`, for the windows of one table.
 
     A `PathSampler`. Horizons shorter than the model's are the first steps of its paths.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lowtide.core.errors import InputError, ModelError, UsageError
 from lowtide.core.input_file import require_input
 from lowtide.models.ldm4ts.config import LDM4TSConfig
-from lowtide.models.ldm4ts.path_image import PathImage
+from lowtide.models.ldm4ts.path_image import PathImageMap
 
 # Images that the network sees at once, and paths that its losses are measured on.
 _CHUNK, _MEASURED = 16, 256
@@ -53,7 +53,7 @@ class KLPathAutoencoder(nn.Module):
         self.noise_shape = config.horizon, config.variables
         with torch.device("cpu"):
             self.network = _load_kl(config.autoencoder)
-            self._image = PathImage(*self.noise_shape, config.period, config.image_size)
+            self._image = PathImageMap(*self.noise_shape, config.period, config.image_size)
         sizes = self.network.config
         shrink = 2 ** (len(sizes.block_out_channels) - 1)
         height, width = config.image_size

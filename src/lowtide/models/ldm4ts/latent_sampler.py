@@ -23,7 +23,7 @@ _LEAST = 1e-6
 _LAST_ANGLE = 0.04
 
 
-class Angles(nn.Module):
+class ScheduleAngles(nn.Module):
     """Angles of the times 0 … ``steps`` - 1, as cosine and sine [steps]."""
 
     cosine: Tensor
@@ -137,7 +137,7 @@ class GaussianLatent(nn.Module):
 def sample_latents(
     noise: Tensor,
     velocity: Callable[[Tensor, Tensor], Tensor],
-    angles: Angles,
+    angles: ScheduleAngles,
     gaussian: GaussianLatent,
     steps: int,
 ) -> Tensor:

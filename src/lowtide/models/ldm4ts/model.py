@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import InputError, NotFiniteError, UsageError
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.ldm4ts.autoencoder import PatchAutoencoder, build_autoencoder
 from lowtide.models.ldm4ts.conditioning import LookBackEncoder
 from lowtide.models.ldm4ts.config import (
@@ -20,7 +20,7 @@ from lowtide.models.ldm4ts.config import (
     read_model,
     write_model,
 )
-from lowtide.models.ldm4ts.latent_sampler import Angles, GaussianLatent, sample_latents
+from lowtide.models.ldm4ts.latent_sampler import GaussianLatent, ScheduleAngles, sample_latents
 from lowtide.models.ldm4ts.unet import AttentionChoice, LatentUNet
 
 # Samples that are drawn at once, so that memory does not grow with their number. Every chunk has
@@ -82,7 +82,7 @@ class LDM4TSModel(nn.Module):
         self._attention = choice = AttentionChoice(config.attention_backend, place, config.head_dim)
         self.autoencoder = build_autoencoder(config)
         self.autoencoder.requires_grad_(False)
-        self.angles = Angles(config.diffusion_steps)
+        self.angles = ScheduleAngles(config.diffusion_steps)
         self.gaussian = GaussianLatent(self.latent_shape)
         self.register_buffer("strength", torch.ones(()))
         self.encoder: LookBackEncoder | None = None
@@ -258,7 +258,7 @@ class LDM4TSModel(nn.Module):
             features = tuple(one.expand(_CHUNK, *one.shape[1:]) for one in self.encoder(window))
         result = torch.empty(samples, self.config.horizon, self.config.variables)
         for start in range(0, samples, _CHUNK):
-            draw = philox(seed, _PURPOSE, key, start)
+            draw = philox_generator(seed, _PURPOSE, key, start)
             noise, fine = (
                 torch.from_numpy(draw.standard_normal((_CHUNK, *shape), np.float32)).to(device)
                 for shape in (self.latent_shape, self.autoencoder.noise_shape)

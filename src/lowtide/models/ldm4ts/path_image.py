@@ -8,7 +8,7 @@ from torch import Tensor
 from lowtide.core.errors import UsageError
 
 
-class PathImage:
+class PathImageMap:
     """Map of paths [B, H, D] to images [B, D, h, w] and back.
 
     Steps fill rows from left to right; each has a rectangle of pixels of its value. A row is as
@@ -48,7 +48,7 @@ class PathImage:
         self._pixels = cell.argsort(stable=True)[place.clamp(max=len(cell) - 1)]
         self._inside = number < counts[:, None]
 
-    def __deepcopy__(self, _memo: object) -> PathImage:
+    def __deepcopy__(self, _memo: object) -> PathImageMap:
         """Return itself: it never changes, and copies of a traced module cannot hold values."""
         return self
 

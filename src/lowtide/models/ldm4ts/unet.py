@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lowtide.attention import LocalDevice, attention
-from lowtide.attention.backends import get
-from lowtide.attention.functional import describe, resolve_cached
+from lowtide.attention.backends import get_backend
+from lowtide.attention.functional import describe_tensors, resolve_cached
 from lowtide.attention.spec import AttentionSpec
 from lowtide.core.errors import UsageError
 from lowtide.models.ldm4ts.config import Backend
@@ -142,7 +142,7 @@ class AttentionChoice:
         self.name, self.head_dim, self.notes = name, head_dim, list[str]()
         self._package: str | None = _PACKAGES.get(name)
         if self._package is not None:
-            missing = get(self._package).missing_requirement(LocalDevice.of(device))
+            missing = get_backend(self._package).missing_requirement(LocalDevice.of(device))
             if missing is not None:
                 self._note(missing.reason, missing.fix)
                 self._package = None
@@ -164,7 +164,10 @@ class AttentionChoice:
         """Return attention (B, heads, N, head dim) of three tensors of that shape."""
         if self._package is None:
             return F.scaled_dot_product_attention(query, key, value)
-        call, device = describe(query, key, value, None, _SPEC), LocalDevice.of(query.device)
+        call, device = (
+            describe_tensors(query, key, value, None, _SPEC),
+            LocalDevice.of(query.device),
+        )
         found = resolve_cached(call, device, self._package, "prefer")
         if found.fallback is not None:
             self._note(found.fallback)

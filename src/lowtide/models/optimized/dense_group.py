@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.attention.cpu_ops import linear, onednn_linear_any_layout
+from lowtide.attention.cpu_ops import cpu_linear, onednn_linear_any_layout
 from lowtide.models.optimized.swin_blocks import End, OptimizedSwinBlock, scatter_rows
 from lowtide.models.optimized.token_linear import (
     OptimizedLinear,
@@ -84,7 +84,9 @@ def _end(block: OptimizedSwinBlock, layer: Any) -> End:
         bias = (more if bias is None else more + bias).to(weight)
 
     def end(normed: Tensor, seen: Tensor) -> Tensor:
-        return onednn_linear_any_layout(mlp.inner(normed), both, plus=linear(seen, weight, bias))
+        return onednn_linear_any_layout(
+            mlp.inner(normed), both, plus=cpu_linear(seen, weight, bias)
+        )
 
     return end
 

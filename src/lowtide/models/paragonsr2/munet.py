@@ -94,9 +94,11 @@ class MagicUpsample(nn.Module):
     ) -> None:
         super().__init__()
         self.enlarge = MagicKernelUpsample(in_channels, 2, 0.0)
-        self.soften = nn.Sequential(conv(in_channels, out_channels, 3), nn.LeakyReLU(slope))
+        self.soften = nn.Sequential(
+            spectral_norm_conv(in_channels, out_channels, 3), nn.LeakyReLU(slope)
+        )
         self.merge = nn.Sequential(
-            conv(out_channels + skip_channels, out_channels, 3), nn.LeakyReLU(slope)
+            spectral_norm_conv(out_channels + skip_channels, out_channels, 3), nn.LeakyReLU(slope)
         )
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
@@ -110,9 +112,9 @@ class Bottleneck(nn.Module):
     def __init__(self, channels: int, config: MUNetConfig) -> None:
         super().__init__()
         self.convs = nn.Sequential(
-            conv(channels, channels, 3),
+            spectral_norm_conv(channels, channels, 3),
             nn.LeakyReLU(config.slope),
-            conv(channels, channels, 3),
+            spectral_norm_conv(channels, channels, 3),
             nn.LeakyReLU(config.slope),
         )
         self.attention = None
@@ -142,7 +144,9 @@ class MUNet(nn.Module):
         self.config = config
         features, slope = config.features, config.slope
         sizes = [features, *(features * width for width in config.widths)]
-        self.conv_in = nn.Sequential(conv(3, features, 3, bias=True), nn.LeakyReLU(slope))
+        self.conv_in = nn.Sequential(
+            spectral_norm_conv(3, features, 3, bias=True), nn.LeakyReLU(slope)
+        )
         self.down = nn.ModuleList(Downsample(given, made, slope) for given, made in pairwise(sizes))
         self.middle = Bottleneck(sizes[-1], config)
         self.up = nn.ModuleList(
@@ -153,7 +157,7 @@ class MUNet(nn.Module):
         self.patches = PatchBranch(sizes[-1], features, slope)
         self.fusion = BranchFusion(len(BRANCHES), features, slope)
         # Without a bias: relativistic losses, which compare images, give it no gradient.
-        self.conv_out = conv(features, 1, 3)
+        self.conv_out = spectral_norm_conv(features, 1, 3)
 
     def forward(self, image: Tensor) -> Tensor:
         """Map (B, 3, H, W) in 0..1 to logits (B, 1, H, W)."""
@@ -188,26 +192,28 @@ class MUNet(nn.Module):
         return logits[:, :, : image.shape[2], : image.shape[3]]
 
 
-def luma(image: Tensor) -> Tensor:
+def rec601_luma(image: Tensor) -> Tensor:
     """Compute Rec. 601 luma in fp32: (B, 3, H, W) to (B, 1, H, W), differentiable."""
     weights = image.new_tensor(_LUMA, dtype=torch.float32).view(1, 3, 1, 1)
     return (image.float() * weights).sum(1, keepdim=True)
 
 
-def conv(in_channels: int, out_channels: int, kernel: int, *, bias: bool = False) -> nn.Module:
+def spectral_norm_conv(
+    in_channels: int, out_channels: int, kernel: int, *, bias: bool = False
+) -> nn.Module:
     """Build a "same" convolution with spectral norm 1 (arXiv 1802.05957)."""
     made_of = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=bias)
     nn.init.kaiming_normal_(made_of.weight, a=0.2)
     return spectral_norm(made_of)
 
 
-def convs(in_channels: int, out_channels: int, slope: float) -> nn.Sequential:
+def spectral_norm_conv_pair(in_channels: int, out_channels: int, slope: float) -> nn.Sequential:
     """Build two 3×3 convolutions with spectral norm, each followed by a leaky ReLU."""
     between = max(out_channels // 2, 1) if in_channels < out_channels else out_channels
     return nn.Sequential(
-        conv(in_channels, between, 3),
+        spectral_norm_conv(in_channels, between, 3),
         nn.LeakyReLU(slope),
-        conv(between, out_channels, 3),
+        spectral_norm_conv(between, out_channels, 3),
         nn.LeakyReLU(slope),
     )
 
@@ -220,11 +226,11 @@ class EdgeBranch(nn.Module):
 
     def __init__(self, features: int, slope: float) -> None:
         super().__init__()
-        self.refine = convs(2, features, slope)
+        self.refine = spectral_norm_conv_pair(2, features, slope)
 
     def forward(self, image: Tensor) -> Tensor:
         """Map (B, 3, H, W) to (B, features, H, W)."""
-        gray = luma(image)
+        gray = rec601_luma(image)
         right = F.pad(gray[..., 1:] - gray[..., :-1], (0, 1))
         down = F.pad(gray[..., 1:, :] - gray[..., :-1, :], (0, 0, 0, 1))
         return self.refine(torch.cat([right, down], 1).to(image.dtype))
@@ -244,15 +250,15 @@ class SpectrumBranch(nn.Module):
         self.fade: Tensor
         self.register_buffer("fade", torch.outer(fade, fade), persistent=False)
         self.read = nn.Sequential(
-            conv(_SPECTRUM * (_SPECTRUM // 2 + 1), features, 1), nn.LeakyReLU(slope)
+            spectral_norm_conv(_SPECTRUM * (_SPECTRUM // 2 + 1), features, 1), nn.LeakyReLU(slope)
         )
-        self.refine = convs(features, features, slope)
+        self.refine = spectral_norm_conv_pair(features, features, slope)
 
     def forward(self, image: Tensor) -> Tensor:
         """Map (B, 3, H, W), sides multiples of 8, to (B, features, H, W)."""
         height, width = image.shape[2:]
         around = (_SPECTRUM - _HOP) // 2
-        gray = F.pad(luma(image), (around,) * 4, mode="replicate")
+        gray = F.pad(rec601_luma(image), (around,) * 4, mode="replicate")
         windows = gray[:, 0].unfold(1, _SPECTRUM, _HOP).unfold(2, _SPECTRUM, _HOP)
         spectrum = torch.fft.rfft2(windows * self.fade, norm="ortho")
         strength = torch.log(spectrum.real.square() + spectrum.imag.square() + _LOG_EPS) / 2
@@ -265,8 +271,8 @@ class PatchBranch(nn.Module):
 
     def __init__(self, channels: int, features: int, slope: float) -> None:
         super().__init__()
-        self.read = nn.Sequential(conv(channels, features, 1), nn.LeakyReLU(slope))
-        self.refine = convs(features, features, slope)
+        self.read = nn.Sequential(spectral_norm_conv(channels, features, 1), nn.LeakyReLU(slope))
+        self.refine = spectral_norm_conv_pair(features, features, slope)
 
     def forward(self, smallest: Tensor, size: tuple[int, int]) -> Tensor:
         """Map (B, C, h, w) to (B, features, H, W), ``size`` being (H, W)."""
@@ -279,9 +285,9 @@ class BranchFusion(nn.Module):
     def __init__(self, branches: int, features: int, slope: float) -> None:
         super().__init__()
         self.weigh = nn.Sequential(
-            conv(branches * features, features, 1, bias=True),
+            spectral_norm_conv(branches * features, features, 1, bias=True),
             nn.LeakyReLU(slope),
-            conv(features, branches, 1, bias=True),
+            spectral_norm_conv(features, branches, 1, bias=True),
         )
 
     def forward(self, features: list[Tensor]) -> Tensor:

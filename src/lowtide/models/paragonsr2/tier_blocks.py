@@ -20,7 +20,7 @@ BLUR = (1 / 16, 4 / 16, 6 / 16, 4 / 16, 1 / 16)
 SHARP = (-1 / 32, 0.0, 9 / 32, 16 / 32, 9 / 32, 0.0, -1 / 32)
 
 
-class RMSNorm(nn.Module):
+class PixelRMSNorm(nn.Module):
     """RMS norm over the channels of each pixel, with scale and bias.
 
     The mean square is computed in fp32.
@@ -64,7 +64,7 @@ class _Mixing(nn.Module):
         return self.conv2(F.gelu(self.dw(self.conv1(x))))
 
 
-class NanoBlock(_Mixing):
+class RealtimeBlock(_Mixing):
     """Block of tier ``realtime``: an inverted bottleneck."""
 
     def __init__(self, channels: int) -> None:
@@ -106,11 +106,11 @@ class PhotoBlock(_Mixing):
 
     def __init__(self, channels: int, window: int, shift: int, attention: bool) -> None:
         super().__init__(channels)
-        self.norm = RMSNorm(channels)
+        self.norm = PixelRMSNorm(channels)
         self.scale = LayerScale(channels)
         self.attention = attention
         if attention:
-            self.attn_norm = RMSNorm(channels)
+            self.attn_norm = PixelRMSNorm(channels)
             self.attn = ShiftedWindowAttention(channels, _HEADS, window, shift)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,13 +165,13 @@ class ProBlock(_Mixing):
 
     def __init__(self, channels: int, window: int, shift: int, attention: bool) -> None:
         super().__init__(channels)
-        self.norm1, self.scale1 = RMSNorm(channels), LayerScale(channels)
+        self.norm1, self.scale1 = PixelRMSNorm(channels), LayerScale(channels)
         self.channel_attn, self.scale2 = TierChannelAttention(channels), LayerScale(channels)
         self.attention = attention
         if attention:
-            self.norm3, self.scale3 = RMSNorm(channels), LayerScale(channels)
+            self.norm3, self.scale3 = PixelRMSNorm(channels), LayerScale(channels)
             self.window_attn = ShiftedWindowAttention(channels, _HEADS, window, shift)
-        self.norm4, self.scale4 = RMSNorm(channels), LayerScale(channels)
+        self.norm4, self.scale4 = PixelRMSNorm(channels), LayerScale(channels)
         self.token_ca = TokenAttention(channels)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,9 +20,9 @@ from lowtide.models.paragonsr2.tier_blocks import (
     BLUR,
     SHARP,
     MagicKernelUpsample,
-    NanoBlock,
     PhotoBlock,
     ProBlock,
+    RealtimeBlock,
     StreamBlock,
 )
 
@@ -94,7 +94,7 @@ def _block(config: TierConfig, index: int) -> nn.Module:
     shift = config.window // 2 * (index % 2)
     match config.tier:
         case "realtime":
-            return NanoBlock(config.features)
+            return RealtimeBlock(config.features)
         case "stream":
             return StreamBlock(config.features)
         case "photo":

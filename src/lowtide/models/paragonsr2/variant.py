@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lowtide.attention.spatial import ChannelAttention, HierarchicalAttention, LocalWindowAttention
 from lowtide.models.paragonsr2.config import VariantConfig
-from lowtide.models.paragonsr2.tier_blocks import LayerScale, MagicKernelUpsample, RMSNorm
+from lowtide.models.paragonsr2.tier_blocks import LayerScale, MagicKernelUpsample, PixelRMSNorm
 
 SLOPE = 0.1
 _BRANCH, _REDUCTION = 8, 4
@@ -111,7 +111,7 @@ class ResidualAttention(nn.Module):
         hidden = config.hidden
         width = -(-hidden // _ATTENTION_DIVISOR // _HEAD) * _HEAD
         kind = HierarchicalAttention if config.attention == "hierarchical" else LocalWindowAttention
-        self.norm = RMSNorm(hidden)
+        self.norm = PixelRMSNorm(hidden)
         self.narrow, self.widen = nn.Conv2d(hidden, width, 1), nn.Conv2d(width, hidden, 1)
         self.attention = kind(
             width,
@@ -158,7 +158,7 @@ class VariantBlock(nn.Module):
         self.context_share = LayerScale(features, first)
         self.transformer = ConvTransformer(config)
         self.transformer_share = LayerScale(features, first)
-        self.norm = RMSNorm(features) if config.norm else nn.Identity()
+        self.norm = PixelRMSNorm(features) if config.norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H, W)."""

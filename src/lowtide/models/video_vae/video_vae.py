@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.input_file import exists, is_folder, require_input
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.lowtide_files import (
     ARCHITECTURE,
     CONFIG,
@@ -239,7 +239,7 @@ def _noise(seed: int, like: Tensor) -> Tensor:
     drawn = np.empty((batch, count, channels, height, width), np.float32)
     for sample in range(batch):
         for at in range(count):
-            random = philox(seed, _PURPOSE, sample, at)
+            random = philox_generator(seed, _PURPOSE, sample, at)
             drawn[sample, at] = random.standard_normal(drawn.shape[2:], np.float32)
     return torch.from_numpy(drawn).transpose(1, 2).to(like)
 

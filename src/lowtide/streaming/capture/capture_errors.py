@@ -35,7 +35,7 @@ _SET_DATA = torch.Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIs
 _SETS_DATA = "a weight is computed anew"
 
 
-class RefuseNumbers(TorchFunctionMode):
+class RefuseNumbersMode(TorchFunctionMode):
     """Mode that ends a trace where a number is read that is only known when the model runs.
 
     Otherwise the trace goes on with a symbol, and the part that reads it is not known any more. It

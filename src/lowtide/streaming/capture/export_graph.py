@@ -22,28 +22,28 @@ from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import TRACE_LOCK, trace_cache
 from lowtide.memory.library_memory import require_room_to_plan
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.memory.tracing.python_place import AttributeKey, Change
+from lowtide.memory.tracing.python_place import AttributeKey, PlaceChange
 from lowtide.memory.tracing.python_places import hooks_for_parts_only
 from lowtide.memory.tracing.traced_code import TracedCode, traced_code
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import (
     READS_VALUES,
-    RefuseNumbers,
+    RefuseNumbersMode,
     capture_error_reason,
     module_path_of,
     silence_graph_printing,
 )
 from lowtide.streaming.capture.functional_graph import compute_outputs_early, functional_graph
 from lowtide.streaming.capture.graph import (
-    Graph,
-    Node,
+    GraphNode,
     NodeRef,
-    OneResult,
+    OneResultOp,
+    OperatorGraph,
     TensorMeta,
     op_name,
 )
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModules
+from lowtide.streaming.capture.opaque_search import AnyOpaqueModule, OpaqueModuleSearch
 from lowtide.streaming.capture.outputs import Repack, unpack_output
 from lowtide.streaming.capture.remembered import watch_writes
 
@@ -56,12 +56,12 @@ _FACTORY_OPS = {
 }
 
 
-def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
+def capture_graph(module: nn.Module, inputs: Tensor | ModelInputs) -> OperatorGraph:
     """Capture the operators that ``module`` applies to inputs of these shapes.
 
     Of tensors only shape, dtype and device count; another shape is another graph. A submodule
-    whose Python code depends on tensor values becomes one operator, an `OpaqueModule`, if its rows
-    depend on rows nearby only.
+    whose Python code depends on tensor values becomes one operator, an `OpaqueModuleOp`, if its
+    rows depend on rows nearby only.
 
     Args:
         module: Model in eval mode that returns tensors, maybe in a container.
@@ -81,10 +81,10 @@ def capture(module: nn.Module, inputs: Tensor | ModelInputs) -> Graph:
         return _capture(module, ModelInputs.of(inputs), code)
 
 
-def _capture(module: nn.Module, inputs: ModelInputs, code: TracedCode) -> Graph:
+def _capture(module: nn.Module, inputs: ModelInputs, code: TracedCode) -> OperatorGraph:
     flat = _FlatModule(module, inputs, code)
     autocast = AutocastState.current(inputs.first.device.type)
-    graph = _capture_with_opaque(flat, OpaqueModules(module, inputs, autocast))
+    graph = _capture_with_opaque(flat, OpaqueModuleSearch(module, inputs, autocast))
     for change in flat.call.changes:
         if change.draws:
             raise ModelError(
@@ -96,7 +96,7 @@ def _capture(module: nn.Module, inputs: ModelInputs, code: TracedCode) -> Graph:
     return graph
 
 
-def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModules) -> Graph:
+def _capture_with_opaque(module: _FlatModule, opaque: OpaqueModuleSearch) -> OperatorGraph:
     while True:
         try:
             with opaque.with_placeholders(), hooks_for_parts_only(module.module):
@@ -129,7 +129,7 @@ class _TracedCall:
 
     pack: Repack
     written: set[AttributeKey]
-    changes: list[Change]
+    changes: list[PlaceChange]
 
 
 class _FlatModule(nn.Module):
@@ -146,7 +146,7 @@ class _FlatModule(nn.Module):
         if (mode := detect_fake_mode(tensors)) is not None:
             self._code.watch(mode)
         kept, writes = self._code.places.kept(), watch_writes(self.module)
-        with kept as changes, writes as written, RefuseNumbers():
+        with kept as changes, writes as written, RefuseNumbersMode():
             # in a copy of the context variables, which are put back so
             called = copy_context().run(self.inputs.call, self.module, tensors)
             found, pack = unpack_output(called)
@@ -217,12 +217,14 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueModule]) -> Graph:
+def _build_graph(
+    module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueModule]
+) -> OperatorGraph:
     signature = exported.graph_signature
     _reject_buffer_updates(module, exported)
     sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     own = dict(_tensors(module))
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     places: dict[fx.Node, int] = {}
     inputs: list[int] = []
     tensors: dict[int, Tensor] = {}
@@ -264,7 +266,9 @@ def _build_graph(module: _FlatModule, exported: Any, opaque: Sequence[AnyOpaqueM
     axes = module.inputs.axes
     fixed = [place for position, place in enumerate(inputs) if position not in axes]
     streamed = [inputs[position] for position in axes]
-    return Graph(nodes, streamed, list(axes.values()), fixed, outputs, tensors, module.call.pack)
+    return OperatorGraph(
+        nodes, streamed, list(axes.values()), fixed, outputs, tensors, module.call.pack
+    )
 
 
 def _reject_buffer_updates(module: _FlatModule, exported: Any) -> None:
@@ -284,7 +288,7 @@ def _reject_buffer_updates(module: _FlatModule, exported: Any) -> None:
             )
 
 
-def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
+def _add(nodes: list[GraphNode], node: fx.Node, kind: str, **more: Any) -> int:
     value = node.meta["val"]
     if any(not isinstance(side, int) for side in value.shape):
         raise ModelError(
@@ -293,7 +297,9 @@ def _add(nodes: list[Node], node: fx.Node, kind: str, **more: Any) -> int:
             hint="run it whole",
         )
     like = TensorMeta(tuple(value.shape), value.dtype)
-    nodes.append(Node(len(nodes), node.name, kind, like, module_path=module_path_of(node), **more))
+    nodes.append(
+        GraphNode(len(nodes), node.name, kind, like, module_path=module_path_of(node), **more)
+    )
     return len(nodes) - 1
 
 
@@ -311,7 +317,7 @@ def _is_redundant_clone(node: fx.Node) -> bool:
     return given.meta["val"].stride() == node.meta["val"].stride()
 
 
-def _skip_identity_scale(nodes: list[Node], place: int) -> int:
+def _skip_identity_scale(nodes: list[GraphNode], place: int) -> int:
     """Return the input of a multiplication or division by 1 in place of its result.
 
     Models divide by scales that are mostly 1; dropping these saves a pass over whole maps.
@@ -329,7 +335,7 @@ def _skip_identity_scale(nodes: list[Node], place: int) -> int:
     return before.index
 
 
-def _deduplicate(nodes: list[Node], place: int, known: dict[str, int]) -> int:
+def _deduplicate(nodes: list[GraphNode], place: int, known: dict[str, int]) -> int:
     """Return an earlier node with the same operator and arguments, if there is one.
 
     Common subexpressions are frequent: models build their masks again in every block.
@@ -344,7 +350,10 @@ def _deduplicate(nodes: list[Node], place: int, known: dict[str, int]) -> int:
 
 
 def _add_call(
-    nodes: list[Node], node: fx.Node, places: dict[fx.Node, int], opaque: Sequence[AnyOpaqueModule]
+    nodes: list[GraphNode],
+    node: fx.Node,
+    places: dict[fx.Node, int],
+    opaque: Sequence[AnyOpaqueModule],
 ) -> int:
     target = node.target
     _reject_random(node)
@@ -398,7 +407,7 @@ def _to_node_refs(tree: Any, places: dict[fx.Node, int]) -> Any:
     return tree
 
 
-def _add_getitem(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -> int:
+def _add_getitem(node: fx.Node, nodes: list[GraphNode], places: dict[fx.Node, int]) -> int:
     """Return the node of one result of an operator that has several.
 
     Pieces of a split become slices; other operators run once for each result that is used.
@@ -419,7 +428,7 @@ def _add_getitem(node: fx.Node, nodes: list[Node], places: dict[fx.Node, int]) -
         call = aten.select.int, (args[0], dim, which)
     else:
         assert callable(several.target)
-        one = OneResult(several.target, which)
+        one = OneResultOp(several.target, which)
         return _add(nodes, node, "call", target=one, args=args, kwargs=kwargs)
     return _add(nodes, node, "call", target=call[0], args=call[1])
 

@@ -202,7 +202,7 @@ _REWRITES: dict[str, Callable[[fx.Node], None]] = {
     "reshape": _reshape,
     "flatten": _reshape,
     "lift_fresh_copy": _copy_constant,
-    "chunk": lambda node: None,  # its pieces are slices in `Graph`
+    "chunk": lambda node: None,  # its pieces are slices in `OperatorGraph`
 }
 
 

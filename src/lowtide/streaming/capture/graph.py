@@ -20,7 +20,7 @@ class NodeRef:
 
 
 @dataclass(frozen=True)
-class OneResult:
+class OneResultOp:
     """Operator of one result, of an operator ``target`` that has several."""
 
     target: Callable[..., Any]
@@ -54,11 +54,11 @@ class TensorMeta:
 
 
 @dataclass
-class Node:
+class GraphNode:
     """Node of a graph: an operator, an input or a tensor of the model.
 
     Attributes:
-        index: Its position in `Graph.nodes`.
+        index: Its position in `OperatorGraph.nodes`.
         name: Name from `torch.export`.
         kind: "input" (streamed), "fixed" (an input too), "tensor" or "call".
         meta: Shape and dtype of its result.
@@ -96,7 +96,7 @@ class Node:
 
 
 @dataclass
-class Graph:
+class OperatorGraph:
     """Nodes of a model in topological order, with its tensors.
 
     Attributes:
@@ -111,7 +111,7 @@ class Graph:
             name).
     """
 
-    nodes: list[Node]
+    nodes: list[GraphNode]
     inputs: list[int]
     axes: list[int]
     fixed: list[int]
@@ -143,9 +143,9 @@ class Graph:
         """Return shape and dtype of a node's result."""
         return self.nodes[index].meta
 
-    def users(self) -> dict[int, list[Node]]:
+    def users(self) -> dict[int, list[GraphNode]]:
         """Return by result the nodes that take it."""
-        found: dict[int, list[Node]] = {}
+        found: dict[int, list[GraphNode]] = {}
         for node in self.nodes:
             for one in node.refs:
                 found.setdefault(one, []).append(node)

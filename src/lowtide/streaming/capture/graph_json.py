@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.streaming.capture.graph import Graph, Node, NodeRef, OneResult, TensorMeta
+from lowtide.streaming.capture.graph import (
+    GraphNode,
+    NodeRef,
+    OneResultOp,
+    OperatorGraph,
+    TensorMeta,
+)
 from lowtide.streaming.capture.outputs import unpack_output
 
 # Bytes of all constants that are no weights; more would make the file as large as those.
@@ -22,11 +28,11 @@ _PLAIN = (bool, int, float, str, type(None))
 _NAMED = (torch.dtype, torch.memory_format, torch.layout)
 
 
-class NotPlainError(Exception):
+class NotSerializableError(Exception):
     """A graph has parts that JSON does not describe, or describes what is not here."""
 
 
-def graph_to_json(graph: Graph, module: nn.Module) -> dict[str, Any]:
+def graph_to_json(graph: OperatorGraph, module: nn.Module) -> dict[str, Any]:
     """Return a graph of ``module``, as captured, in values that JSON can hold.
 
     Raises:
@@ -38,7 +44,7 @@ def graph_to_json(graph: Graph, module: nn.Module) -> dict[str, Any]:
     result = torch.empty(0)
     plain_output = len(graph.outputs) == 1 and graph.repack([result]) is result
     if not plain_output or any(path is None for path, _ in written):
-        raise NotPlainError
+        raise NotSerializableError
     return {
         "nodes": [_node_to_json(node) for node in graph.nodes],
         "inputs": graph.inputs,
@@ -50,7 +56,7 @@ def graph_to_json(graph: Graph, module: nn.Module) -> dict[str, Any]:
     }
 
 
-def graph_from_json(stored: dict[str, Any], module: nn.Module) -> Graph:
+def graph_from_json(stored: dict[str, Any], module: nn.Module) -> OperatorGraph:
     """Return the graph that `graph_to_json` described, with the weights of ``module``.
 
     Raises:
@@ -65,8 +71,8 @@ def graph_from_json(stored: dict[str, Any], module: nn.Module) -> Graph:
         nodes = [_node_from_json(place, *one) for place, one in enumerate(stored["nodes"])]
         written = {(id(module.get_submodule(path)), name) for path, name in stored["written"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise NotPlainError from error
-    return Graph(
+        raise NotSerializableError from error
+    return OperatorGraph(
         nodes,
         stored["inputs"],
         stored["axes"],
@@ -78,7 +84,7 @@ def graph_from_json(stored: dict[str, Any], module: nn.Module) -> Graph:
     )
 
 
-def _node_to_json(node: Node) -> list[Any]:
+def _node_to_json(node: GraphNode) -> list[Any]:
     return [
         node.name,
         node.kind,
@@ -101,10 +107,10 @@ def _node_from_json(
     args: Any,
     kwargs: dict[str, Any],
     module_path: str,
-) -> Node:
+) -> GraphNode:
     meta = TensorMeta(tuple(shape), getattr(torch, dtype))
     named = {key: _from_json(value) for key, value in kwargs.items()}
-    return Node(
+    return GraphNode(
         index, name, kind, meta, _target_from_json(target), _from_json(args), named, module_path
     )
 
@@ -113,10 +119,10 @@ def _target_to_json(target: Any) -> list[Any] | None:
     if target is None:
         return None
     which = None
-    if isinstance(target, OneResult):
+    if isinstance(target, OneResultOp):
         target, which = target.target, target.which
     if not isinstance(target, torch._ops.OpOverload):
-        raise NotPlainError
+        raise NotSerializableError
     return [*str(target).split("."), which]
 
 
@@ -127,7 +133,7 @@ def _target_from_json(target: list[Any] | None) -> Callable[..., Any] | None:
     found: Any = torch.ops
     for name in names:
         found = getattr(found, name)
-    return found if which is None else OneResult(found, which)
+    return found if which is None else OneResultOp(found, which)
 
 
 def _to_json(value: Any) -> Any:
@@ -143,7 +149,7 @@ def _to_json(value: Any) -> Any:
         return {"torch": _name(value)}
     if isinstance(value, _PLAIN):
         return value
-    raise NotPlainError
+    raise NotSerializableError
 
 
 def _from_json(value: Any) -> Any:
@@ -174,7 +180,7 @@ def _tensors_to_json(tensors: dict[int, Tensor], module: nn.Module) -> dict[str,
     names = {id(tensor): name for name, tensor in _named_tensors(module).items()}
     constants = [tensor for tensor in tensors.values() if id(tensor) not in names]
     if sum(tensor.nbytes for tensor in constants) > _MAX_CONSTANT_BYTES:
-        raise NotPlainError
+        raise NotSerializableError
     return {
         str(place): names.get(id(tensor)) or _constant_to_json(tensor)
         for place, tensor in tensors.items()
@@ -183,7 +189,7 @@ def _tensors_to_json(tensors: dict[int, Tensor], module: nn.Module) -> dict[str,
 
 def _constant_to_json(tensor: Tensor) -> list[Any]:
     if not tensor.is_contiguous() or not tensor.nbytes:
-        raise NotPlainError
+        raise NotSerializableError
     data = tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
     facts = list(tensor.shape), _name(tensor.dtype), str(tensor.device)
     return [*facts, base64.b64encode(data).decode()]

@@ -22,7 +22,7 @@ _TRIED_ROWS, _TRIED_GRAINS = 32, 2
 
 
 @dataclass(frozen=True)
-class OpaqueModule:
+class OpaqueModuleOp:
     """Operator that runs a module as it is, on bands with ``halo`` rows around them.
 
     Attributes:
@@ -89,7 +89,7 @@ class OpaqueModule:
 
 
 @dataclass
-class RegionModule:
+class RowRegionOp:
     """Operator that runs a `RowRegionModule` on bands with the halo that it declares.
 
     Its workspace is measured on the CPU once for each image shape; ``workspace_cache``, bytes by

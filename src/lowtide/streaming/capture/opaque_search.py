@@ -18,8 +18,8 @@ from lowtide.memory.tracing.python_places import MODULE_ATTRIBUTES
 from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.capture.capture_errors import first_line
 from lowtide.streaming.capture.model_inputs import ModelInputs, side_dims
-from lowtide.streaming.capture.opaque_module import OpaqueModule, RegionModule
-from lowtide.streaming.capture.outputs import tolerance
+from lowtide.streaming.capture.opaque_module import OpaqueModuleOp, RowRegionOp
+from lowtide.streaming.capture.outputs import dtype_tolerance
 from lowtide.streaming.spans import Span
 
 # Rows of trial inputs, tried until the receptive field ends within one, and the sides of the other
@@ -30,7 +30,7 @@ _GRAINS = (1, 2, 4, 8, 16, 32, 64)
 _REPLACEMENTS = (float("nan"), 3e4, -3e4, 0.5)
 
 
-def probe_halo(name: str, module: nn.Module, example: Tensor, axis: int = 2) -> OpaqueModule:
+def probe_halo(name: str, module: nn.Module, example: Tensor, axis: int = 2) -> OpaqueModuleOp:
     """Measure the halo, scale and grain of a module that cannot be captured.
 
     Single rows of small random inputs are replaced by NaN and large values, to see which rows of
@@ -52,7 +52,7 @@ def probe_halo(name: str, module: nn.Module, example: Tensor, axis: int = 2) -> 
     autocast = AutocastState.current(example.device.type)
     halo = trial.halo(Fraction(sizes[axis]))
     for grain in (grain for grain in _GRAINS if grain % Fraction(sizes[axis]).denominator == 0):
-        block = OpaqueModule(
+        block = OpaqueModuleOp(
             name, module, axis, sizes, halo, grain, trial.workspace_per_element, autocast
         )
         if trial.bands_match(block):
@@ -146,19 +146,19 @@ class _Trial:
                 return farthest
         raise ModelError(f"rows of {self._name} depend on rows far away, or on all of them")
 
-    def bands_match(self, block: OpaqueModule) -> bool:
+    def bands_match(self, block: OpaqueModuleOp) -> bool:
         """Whether bands equal the whole at both ends and inside, for several heights."""
         image = self._image(_SIZES[1])
         whole = self._run(image)
         types = [image.dtype, *(weight.dtype for weight in self._module.parameters())]
-        allowed = tolerance(types) * whole.abs().max().item()
+        allowed = dtype_tolerance(types) * whole.abs().max().item()
         return all(
             self._max_difference(block, image, whole, span) <= allowed
             for span in _spans(whole.shape[self._axis])
         )
 
     def _max_difference(
-        self, block: OpaqueModule, image: Tensor, whole: Tensor, span: Span
+        self, block: OpaqueModuleOp, image: Tensor, whole: Tensor, span: Span
     ) -> float:
         size = image.shape[self._axis]
         low, high = block.receptive_field(span, size)
@@ -183,7 +183,7 @@ def _spans(size: int) -> Iterator[Span]:
         yield first, first + height
 
 
-AnyOpaqueModule = OpaqueModule | RegionModule
+AnyOpaqueModule = OpaqueModuleOp | RowRegionOp
 
 # Placeholder operator of an opaque module during capture; only its shape is used.
 _library = torch.library.Library("lowtide", "DEF")
@@ -195,7 +195,7 @@ def _block(image: Tensor, which: int, shape: Sequence[int]) -> Tensor:
     return image.new_empty(shape)
 
 
-class OpaqueModules:
+class OpaqueModuleSearch:
     """Opaque submodules of a model, by module.
 
     Args:
@@ -213,7 +213,7 @@ class OpaqueModules:
         # Modules that declare their rows need no graph. Equal modules share their measurements.
         work: dict[str, dict[tuple[int, int, int], int]] = {}
         self._opaque: dict[nn.Module, AnyOpaqueModule] = {
-            inner: RegionModule(name, inner, autocast, work.setdefault(_workspace_key(inner), {}))
+            inner: RowRegionOp(name, inner, autocast, work.setdefault(_workspace_key(inner), {}))
             for inner, name in self._names.items()
             if isinstance(inner, RowRegionModule)
         }

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.tracing.python_place import AttributeKey, Change, are_alike
-from lowtide.memory.tracing.python_places import PythonPlaces
+from lowtide.memory.tracing.python_place import AttributeKey, PlaceChange, are_alike
+from lowtide.memory.tracing.python_places import PythonStatePlaces
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.outputs import largest_error
 
@@ -96,7 +96,7 @@ def require_no_memory(
         whole: Those of the first call.
         allowed: Error of an equal result, relative to its largest value.
     """
-    places = PythonPlaces(module)
+    places = PythonStatePlaces(module)
     with TRACE_LOCK, torch.inference_mode(), places.kept() as left:
         call(_others(inputs))
         before = places.read()
@@ -124,7 +124,7 @@ def _others(inputs: ModelInputs) -> ModelInputs:
     )
 
 
-def _is_remembered(change: Change, read: set[AttributeKey]) -> bool:
+def _is_remembered(change: PlaceChange, read: set[AttributeKey]) -> bool:
     """Whether what one call wrote counts in the next.
 
     Of tensors that others replaced, anywhere but in an attribute, the results tell.

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.segments import Segment
+from lowtide.streaming.engine.segments import ProgramSegment
 from lowtide.streaming.rules.rule import Reduction, RowAxis, RowOp
-from lowtide.streaming.spans import Span, Spans, align_outward, difference, union
+from lowtide.streaming.spans import Span, Spans, align_outward, difference, union_spans
 
 
 @dataclass
-class Band:
+class BandSchedule:
     """Schedule of one band: rows to compute, to hold and to read, by result.
 
     Attributes:
@@ -46,8 +46,8 @@ class Band:
 
 
 def schedule_bands(
-    program: StreamProgram, segment: Segment, bands: int, *, first: int | None = None
-) -> Iterator[Band]:
+    program: StreamProgram, segment: ProgramSegment, bands: int, *, first: int | None = None
+) -> Iterator[BandSchedule]:
     """Yield the schedule of a segment, band by band.
 
     Args:
@@ -69,7 +69,7 @@ def schedule_bands(
             yield band
 
 
-def max_bands(program: StreamProgram, segment: Segment) -> int:
+def max_bands(program: StreamProgram, segment: ProgramSegment) -> int:
     """Return the largest number of bands of a segment.
 
     Each band has at least one whole grain (row of windows) of every result.
@@ -77,7 +77,7 @@ def max_bands(program: StreamProgram, segment: Segment) -> int:
     return min((-(-rows.size // rows.grain) for rows in rows_of(program, segment)), default=1)
 
 
-def rows_of(program: StreamProgram, segment: Segment) -> Iterator[RowAxis]:
+def rows_of(program: StreamProgram, segment: ProgramSegment) -> Iterator[RowAxis]:
     """Yield the row axis of each result that a segment computes or reduces."""
     for index in segment.steps:
         step = program.steps[index]
@@ -112,7 +112,9 @@ class _LastReads:
 class _BandScheduler:
     """Scheduler of the bands of one segment, in order."""
 
-    def __init__(self, program: StreamProgram, segment: Segment, last_reads: _LastReads) -> None:
+    def __init__(
+        self, program: StreamProgram, segment: ProgramSegment, last_reads: _LastReads
+    ) -> None:
         self._program, self._segment, self._last_reads = program, segment, last_reads
         self._segment_steps = set(segment.steps)
         self._max_bands = max_bands(program, segment)
@@ -123,9 +125,9 @@ class _BandScheduler:
         """Start a second pass at the first band."""
         self._computed.clear()
 
-    def band(self, band_index: int, bands: int) -> tuple[Band, dict[int, Spans]]:
+    def band(self, band_index: int, bands: int) -> tuple[BandSchedule, dict[int, Spans]]:
         """Return the rows that this band computes, and all rows that it reads."""
-        band = Band()
+        band = BandSchedule()
         wanted: dict[int, Spans] = defaultdict(list)
         page_rows: dict[int, Spans] = defaultdict(list)
         for index in self._targets():
@@ -150,21 +152,21 @@ class _BandScheduler:
             if not new:
                 continue
             band.computed[index] = new
-            self._computed[index] = union([*computed, *new])
+            self._computed[index] = union_spans([*computed, *new])
             for span in new:
                 for one, spans in zip(step.inputs, step.input_spans(span), strict=True):
                     wanted[one].extend(spans)
-        rows_read = {index: union(spans) for index, spans in wanted.items()}
+        rows_read = {index: union_spans(spans) for index, spans in wanted.items()}
         band.reads = {
             index: spans for index, spans in rows_read.items() if index not in self._segment_steps
         }
         return band, rows_read
 
-    def set_lifetimes(self, band_index: int, band: Band) -> None:
+    def set_lifetimes(self, band_index: int, band: BandSchedule) -> None:
         """Add to a band the rows held for later bands, and the last uses of the others."""
         available = dict(self._held)
         for index, spans in band.computed.items():
-            available[index] = union([*available.get(index, []), *spans])
+            available[index] = union_spans([*available.get(index, []), *spans])
         read_after = self._last_reads.read_after
         band.held = self._held = {
             index: held
@@ -204,7 +206,7 @@ class _BandScheduler:
         )
         return (first, last) if first < last else None
 
-    def _last_uses(self, band: Band) -> dict[int, int]:
+    def _last_uses(self, band: BandSchedule) -> dict[int, int]:
         """Return by result the last step of this band that reads its rows."""
         last_uses: dict[int, int] = {}
         for index in self._segment.steps:

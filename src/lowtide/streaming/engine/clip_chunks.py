@@ -18,11 +18,17 @@ import torch
 from torch import Tensor
 
 from lowtide.core.scratch import ScratchSpace
-from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, substitute_refs
+from lowtide.streaming.capture.graph import (
+    GraphNode,
+    NodeRef,
+    OperatorGraph,
+    TensorMeta,
+    substitute_refs,
+)
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.engine.program import FullTensorOp, StreamProgram, lower_to_rows
-from lowtide.streaming.engine.segments import Segment, page_readers
-from lowtide.streaming.pages.page import MemoryPage, Page, memory_order
+from lowtide.streaming.engine.segments import ProgramSegment, page_readers
+from lowtide.streaming.pages.page import FeaturePage, MemoryPage, memory_order
 from lowtide.streaming.pages.spilled_page import DiskPage, HostPage
 from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 from lowtide.streaming.rules.rule import Reduction
@@ -33,7 +39,7 @@ _PIECES = 64
 _PREFETCHED_BANDS = 2
 
 
-class StateStore:
+class CarriedStateStore:
     """Where the tensors are kept that a run hands to the next, such as caches (1, C, 2, H, W).
 
     Args:
@@ -76,7 +82,7 @@ class StateStore:
             raise
         return state
 
-    def _page(self, meta: TensorMeta) -> Page:
+    def _page(self, meta: TensorMeta) -> FeaturePage:
         if self.placement == "disk":
             return DiskPage(meta.shape, meta.dtype, self._dim, self._device, self._space)
         if self._transfer is not None:
@@ -94,7 +100,7 @@ class CarriedState:
         metas: Shape and dtype of the tensors.
     """
 
-    pages: list[Page]
+    pages: list[FeaturePage]
     dim: int
     metas: Sequence[TensorMeta]
 
@@ -113,7 +119,7 @@ class CarriedState:
             first += part.shape[self.dim]
 
     def save(self, file: BinaryIO) -> None:
-        """Write all rows to ``file``, piece by piece; `StateStore.load` makes the same state of it.
+        """Write all rows to ``file`` in pieces; `CarriedStateStore.load` makes the same of it.
 
         Raises:
             OSError: They cannot be written.
@@ -123,7 +129,7 @@ class CarriedState:
             for first in range(0, count, step):
                 _write_rows(file, page.read([(first, min(first + step, count))]))
 
-    def take_pages(self) -> list[Page]:
+    def take_pages(self) -> list[FeaturePage]:
         """Hand the pages over to a run, which closes them."""
         pages = [*self.pages]
         self.pages.clear()
@@ -153,7 +159,7 @@ def _read_rows(file: BinaryIO, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StateBytes:
+class CarriedStateBytes:
     """Bytes on the device that chunks, result and state take while a program of ``chunks`` runs.
 
     The first ``chunks`` inputs and results of the program are those of its chunks, and the others
@@ -166,7 +172,7 @@ class StateBytes:
     result_bytes: int | None
 
     def __call__(
-        self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]
+        self, program: StreamProgram, segments: Sequence[ProgramSegment], bands: Sequence[int]
     ) -> int:
         """Return the most bytes for a layout, apart from the rows at work."""
         if self.placement == "memory":
@@ -183,7 +189,7 @@ class StateBytes:
         return copies + results + sum(map(program.bytes_of, state)) + more
 
     def _transfer_bytes(
-        self, program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int]
+        self, program: StreamProgram, segments: Sequence[ProgramSegment], bands: Sequence[int]
     ) -> int:
         """Return the bytes of rows on their way to the pages and from them, at the most."""
         graph, most = program.graph, 0
@@ -200,7 +206,10 @@ class StateBytes:
 
 
 def _overlap_bytes(
-    program: StreamProgram, segments: Sequence[Segment], bands: Sequence[int], old: Sequence[int]
+    program: StreamProgram,
+    segments: Sequence[ProgramSegment],
+    bands: Sequence[int],
+    old: Sequence[int],
 ) -> int:
     """Return the most bytes of an old state in memory while the new one is made.
 
@@ -252,7 +261,7 @@ class _Unrolling:
     same_as: dict[_Place, _Place] = field(default_factory=dict)
     nodes: list[_Place] = field(default_factory=list)
 
-    def graph(self) -> Graph:
+    def graph(self) -> OperatorGraph:
         """Return the graph of all chunks, by level, and by chunk within a level."""
         self._find_same_nodes()
         latest = self._latest_levels()
@@ -262,7 +271,7 @@ class _Unrolling:
         inputs = [(chunk, one.graph.inputs[0]) for chunk, one in enumerate(self.chunks)]
         inputs += [(0, one) for one in first.inputs[1:]]
         axes = [one.graph.axes[0] for one in self.chunks] + first.axes[1:]
-        return Graph(
+        return OperatorGraph(
             nodes=[self._moved(one, index, index_of) for one, index in index_of.items()],
             inputs=[index_of[one] for one in inputs],
             axes=axes,
@@ -277,10 +286,10 @@ class _Unrolling:
             written_attributes=first.written_attributes | last.written_attributes,
         )
 
-    def _graph(self, place: _Place) -> Graph:
+    def _graph(self, place: _Place) -> OperatorGraph:
         return self.chunks[place[0]].graph
 
-    def _node(self, place: _Place) -> Node:
+    def _node(self, place: _Place) -> GraphNode:
         return self._graph(place).nodes[place[1]]
 
     def _original(self, place: _Place) -> _Place:
@@ -341,7 +350,7 @@ class _Unrolling:
         for one in whole:
             yield self._original((chunk, one)), 1
 
-    def _moved(self, place: _Place, index: int, index_of: dict[_Place, int]) -> Node:
+    def _moved(self, place: _Place, index: int, index_of: dict[_Place, int]) -> GraphNode:
         """Return a copy of a node at its index in the new graph."""
 
         def moved(one: int) -> NodeRef:
@@ -349,7 +358,7 @@ class _Unrolling:
 
         node = self._node(place)
         args, kwargs = substitute_refs((node.args, node.kwargs), moved)
-        return Node(
+        return GraphNode(
             index, node.name, node.kind, node.meta, node.target, args, kwargs, node.module_path
         )
 

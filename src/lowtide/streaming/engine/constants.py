@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.window_attention import MaskPattern
-from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.capture.graph import GraphNode
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.rules.pointwise import is_pointwise
 from lowtide.streaming.rules.rule import op_name
 from lowtide.streaming.spans import Span
 
 
-class Constants:
+class ConstantCache:
     """Cache of a program's constant results on one device; equal grains are shared."""
 
     def __init__(self, program: StreamProgram) -> None:
@@ -34,7 +34,7 @@ class Constants:
         self._source_digests: dict[int, bytes] = {}
         self._visited = set[int]()
 
-    def refreshed(self) -> Constants:
+    def refreshed(self) -> ConstantCache:
         """Return self, or new constants if the model's tensors have changed.
 
         Only tensors that cached grains depend on count.
@@ -190,7 +190,7 @@ class Constants:
         return self._compute(index, computed).narrow(dim, span[0], span[1] - span[0])
 
     def _compute_pointwise_span(
-        self, node: Node, dim: int, span: Span, computed: dict[int, Tensor]
+        self, node: GraphNode, dim: int, span: Span, computed: dict[int, Tensor]
     ) -> Tensor:
         """Compute a span of a pointwise node, slicing only operands that have the dim."""
         rank, size = len(node.meta.shape), node.meta.shape[dim]

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from lowtide.streaming.capture.autocast_state import no_autocast
 from lowtide.streaming.engine.band_schedule import (
-    Band,
+    BandSchedule,
     schedule_bands,
 )
-from lowtide.streaming.engine.constants import Constants
+from lowtide.streaming.engine.constants import ConstantCache
 from lowtide.streaming.engine.program import FullTensorOp, StreamProgram
-from lowtide.streaming.engine.segments import Segment, last_reads
-from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.engine.segments import ProgramSegment, last_reads
+from lowtide.streaming.pages.page import FeaturePage, MemoryPage
 from lowtide.streaming.rules.rule import Reduction, RowOp
 from lowtide.streaming.spans import Span, Spans
 
-MakePage = Callable[[int], Page]
+MakePage = Callable[[int], FeaturePage]
 # (position of the result, first row, rows), such as (1, C, rows, W) for an image.
 OutputRows = tuple[int, int, Tensor]
 # Most bands of all segments whose schedules are cached, up to 20 kilobytes each; on the CPU they
@@ -45,23 +45,23 @@ class BandExecutor:
     def __init__(
         self,
         program: StreamProgram,
-        segments: list[Segment],
+        segments: list[ProgramSegment],
         bands: Sequence[int],
         make_page: MakePage,
-        constants: Constants | None = None,
+        constants: ConstantCache | None = None,
     ) -> None:
         self._program, self._segments, self._make_page = program, segments, make_page
         self._bands = bands
         self._last_reads = last_reads(segments)
         self._whole_until = _last_whole_uses(program, segments)
-        self._pages: dict[int, Page] = {}
+        self._pages: dict[int, FeaturePage] = {}
         self._full_tensors: dict[int, Tensor] = {}
         # Pages that the segment at work only takes whole, and no later one reads.
         self._gathered_once = set[int]()
-        self._constants = constants or Constants(program)
+        self._constants = constants or ConstantCache(program)
         # Schedules of earlier runs by segment, if there are few: a GPU is idle while bands are
         # scheduled. On the CPU they are worth their memory only for repeated runs.
-        self._schedules: dict[int, list[Band]] = {}
+        self._schedules: dict[int, list[BandSchedule]] = {}
         on_cpu = program.graph.on_cpu
         self._segments_to_cache = set[int]() if on_cpu else set(range(len(segments)))
         self._caches_schedules = sum(bands) <= (
@@ -83,7 +83,7 @@ class BandExecutor:
 
     def run(
         self,
-        sources: Sequence[Page],
+        sources: Sequence[FeaturePage],
         fixed: Sequence[Tensor] = (),
         on_band: Callable[[float], None] | None = None,
         before_step: Callable[[int], object] | None = None,
@@ -116,7 +116,7 @@ class BandExecutor:
             executor._pages.clear()
 
     def _run(
-        self, sources: Sequence[Page], fixed: Sequence[Tensor]
+        self, sources: Sequence[FeaturePage], fixed: Sequence[Tensor]
     ) -> Generator[OutputRows, None, None]:
         graph, outputs = self._program.graph, self._program.outputs
         self._pages = dict(zip(graph.inputs, sources, strict=True))
@@ -144,7 +144,9 @@ class BandExecutor:
             if index not in self._program.rows:
                 yield position, 0, self._full_tensor(index)
 
-    def _schedule(self, segment_index: int, segment: Segment, bands: int) -> Iterator[Band]:
+    def _schedule(
+        self, segment_index: int, segment: ProgramSegment, bands: int
+    ) -> Iterator[BandSchedule]:
         if segment_index not in self._schedules:
             schedule = schedule_bands(self._program, segment, bands)
             if not self._caches_schedules or segment_index not in self._segments_to_cache:
@@ -155,8 +157,8 @@ class BandExecutor:
 
     def _run_segment(
         self,
-        segment: Segment,
-        schedule: Iterator[Band],
+        segment: ProgramSegment,
+        schedule: Iterator[BandSchedule],
         last_read_pages: set[int],
         band_share: float,
     ) -> Iterator[OutputRows]:
@@ -165,7 +167,7 @@ class BandExecutor:
         states: dict[int, Any] = {}
         buffers: dict[int, MemoryPage] = {}
         taken_whole = {one for step in segment.steps for one in self._program.full_inputs(step)}
-        ahead = deque[Band]()
+        ahead = deque[BandSchedule]()
         for band in islice(schedule, 2):
             self._prefetch(band, ahead)
         while ahead:
@@ -188,7 +190,7 @@ class BandExecutor:
             assert isinstance(step, Reduction)
             self._full_tensors[index] = step.finish(state)
 
-    def _prefetch(self, band: Band, ahead: deque[Band]) -> None:
+    def _prefetch(self, band: BandSchedule, ahead: deque[BandSchedule]) -> None:
         """Prefetch the page rows that a band reads, of pages of earlier segments."""
         ahead.append(band)
         for index, spans in band.reads.items():
@@ -196,7 +198,11 @@ class BandExecutor:
                 self._pages[index].prefetch(spans)
 
     def _run_band(
-        self, segment: Segment, band: Band, buffers: dict[int, MemoryPage], states: dict[int, Any]
+        self,
+        segment: ProgramSegment,
+        band: BandSchedule,
+        buffers: dict[int, MemoryPage],
+        states: dict[int, Any],
     ) -> Iterator[OutputRows]:
         last_used_by: dict[int, list[int]] = {}
         for index, user in band.last_uses.items():
@@ -228,7 +234,7 @@ class BandExecutor:
                 yield ready.popleft()
 
     def _compute_span(
-        self, index: int, span: Span, band: Band, buffers: dict[int, MemoryPage]
+        self, index: int, span: Span, band: BandSchedule, buffers: dict[int, MemoryPage]
     ) -> None:
         """Compute rows of one span, next to held rows if the band reads both together."""
         step = self._program.steps[index]
@@ -298,7 +304,7 @@ class BandExecutor:
 
 
 def _last_whole_uses(
-    program: StreamProgram, segments: Sequence[Segment]
+    program: StreamProgram, segments: Sequence[ProgramSegment]
 ) -> dict[tuple[int, int | None], list[int]]:
     """Return what nothing takes whole any more after a whole-tensor step of a segment.
 

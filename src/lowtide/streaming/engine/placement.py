@@ -11,7 +11,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.streaming.engine.executor import MakePage
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.page import FeaturePage, MemoryPage
 from lowtide.streaming.pages.spilled_page import DiskPage, HostPage
 from lowtide.streaming.pages.transfer import HostTransfer, host_transfer_for
 
@@ -62,7 +62,7 @@ def page_factory(
     nodes, rows, space = program.graph.nodes, program.rows, space or ScratchSpace()
     carried = (transfer or host_transfer_for(device)) if placement == "host" else None
 
-    def make(index: int) -> Page:
+    def make(index: int) -> FeaturePage:
         if index in resident:
             return in_memory(index)
         like, dim = nodes[index].meta, rows[index].dim
@@ -76,7 +76,7 @@ def page_factory(
 def memory_page_factory(program: StreamProgram, device: torch.device) -> MakePage:
     """Return a factory of pages in the memory of a device."""
 
-    def make(index: int) -> Page:
+    def make(index: int) -> FeaturePage:
         return MemoryPage(program.rows[index].dim, device)
 
     return make

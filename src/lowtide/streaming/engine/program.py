@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from lowtide.core.errors import ModelError
-from lowtide.streaming.capture.graph import Graph, Node
-from lowtide.streaming.rules import RULES, RuleContext
+from lowtide.streaming.capture.graph import GraphNode, OperatorGraph
+from lowtide.streaming.rules import RULES, LoweringContext
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
 from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
 from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
@@ -29,7 +29,7 @@ from lowtide.streaming.rules.rule import (
 class FullTensorOp:
     """Operator run once on whole tensors; its ``inputs`` with rows are gathered."""
 
-    node: Node
+    node: GraphNode
     inputs: tuple[int, ...]
 
 
@@ -51,7 +51,7 @@ class StreamProgram:
         constant_digests: Cache of which grains of constants are equal.
     """
 
-    graph: Graph
+    graph: OperatorGraph
     steps: dict[int, Step] = field(default_factory=dict)
     rows: dict[int, RowAxis] = field(default_factory=dict)
     constants: set[int] = field(default_factory=set)
@@ -118,7 +118,7 @@ class StreamProgram:
         return step.inputs if isinstance(step, FullTensorOp) else ()
 
 
-def _constants_of(node: Node) -> list[object]:
+def _constants_of(node: GraphNode) -> list[object]:
     """Return arguments that are numbers to compute with, rather than sizes and places."""
     values = tree_leaves((node.args, node.kwargs))
     return [
@@ -128,7 +128,7 @@ def _constants_of(node: Node) -> list[object]:
     ]
 
 
-def lower_to_rows(graph: Graph) -> StreamProgram:
+def lower_to_rows(graph: OperatorGraph) -> StreamProgram:
     """Lower a graph to a `StreamProgram` by following its rows from the inputs on.
 
     Raises:
@@ -151,10 +151,10 @@ def lower_to_rows(graph: Graph) -> StreamProgram:
     return program
 
 
-def _lower(graph: Graph, *, rows_again: bool = False) -> StreamProgram:
+def _lower(graph: OperatorGraph, *, rows_again: bool = False) -> StreamProgram:
     """Lower a graph; with ``rows_again``, whole results of the image's rank have rows again."""
     program = StreamProgram(graph, outputs=tuple(dict.fromkeys(graph.outputs)))
-    context = RuleContext(graph, program.rows, program.constants)
+    context = LoweringContext(graph, program.rows, program.constants)
     for index, dim in zip(graph.inputs, graph.axes, strict=True):
         program.rows[index] = RowAxis(dim, graph.nodes[index].meta.shape[dim])
     for node in graph.nodes:
@@ -181,7 +181,7 @@ def _drop_unused_steps(program: StreamProgram) -> None:
 
 
 def _add_step(
-    program: StreamProgram, context: RuleContext, node: Node, *, rows_again: bool
+    program: StreamProgram, context: LoweringContext, node: GraphNode, *, rows_again: bool
 ) -> None:
     with_rows = any(ref in program.rows for ref in node.refs)
     found = _apply_rule(node, context) if with_rows else None
@@ -191,7 +191,7 @@ def _add_step(
         statistics = len(program.graph.nodes) + len(program.steps)
         program.steps[statistics] = reduction
         found = applied(statistics)
-    if isinstance(found, Node):
+    if isinstance(found, GraphNode):
         program.graph.nodes[node.index] = found
         found = _full_tensor_op(program, found)
     elif found is None:
@@ -205,7 +205,9 @@ def _add_step(
     program.steps[node.index] = found
 
 
-def _rows_of_whole(program: StreamProgram, node: Node, whole: FullTensorOp) -> FullTensorOp | RowOp:
+def _rows_of_whole(
+    program: StreamProgram, node: GraphNode, whole: FullTensorOp
+) -> FullTensorOp | RowOp:
     """Return a step that hands out a whole result by rows, if it may be a map of the image.
 
     Any dim would be exact; that of the image's rows is most likely one of rows here too.
@@ -226,11 +228,11 @@ def _rows_of_whole(program: StreamProgram, node: Node, whole: FullTensorOp) -> F
     )
 
 
-def _full_tensor_op(program: StreamProgram, node: Node) -> FullTensorOp:
+def _full_tensor_op(program: StreamProgram, node: GraphNode) -> FullTensorOp:
     return FullTensorOp(node, tuple(ref for ref in node.refs if ref not in program.constants))
 
 
-def _apply_rule(node: Node, context: RuleContext) -> RuleResult:
+def _apply_rule(node: GraphNode, context: LoweringContext) -> RuleResult:
     if found := fuse_unfold(node, context):
         return found
     if is_pointwise(node):

@@ -12,7 +12,7 @@ from lowtide.streaming.rules.rule import Reduction, RowOp
 
 
 @dataclass
-class Segment:
+class ProgramSegment:
     """One sweep over the rows: ``full_steps`` on whole tensors, then ``steps`` by bands.
 
     ``pages`` are results kept for later segments; ``reads`` are pages of earlier ones; ``outputs``
@@ -26,7 +26,7 @@ class Segment:
     outputs: list[int] = field(default_factory=list)
 
 
-def cut_segments(program: StreamProgram, cuts: Iterable[int] = ()) -> list[Segment]:
+def cut_segments(program: StreamProgram, cuts: Iterable[int] = ()) -> list[ProgramSegment]:
     """Cut a program into segments, in order.
 
     Cuts are where a result is needed as a whole, and before each of ``cuts``.
@@ -36,7 +36,7 @@ def cut_segments(program: StreamProgram, cuts: Iterable[int] = ()) -> list[Segme
         cuts: Node indices of steps that begin a segment.
     """
     segment_of = _assign_segments(program, set(cuts))
-    segments = [Segment() for _ in range(max(segment_of.values(), default=0) + 1)]
+    segments = [ProgramSegment() for _ in range(max(segment_of.values(), default=0) + 1)]
     for index, segment_index in segment_of.items():
         step = program.steps[index]
         (
@@ -87,7 +87,7 @@ class _Pages:
         # blocks millions of paths lead to the same results.
         self._cheapest_sources: dict[int, set[int]] = {}
 
-    def choose(self, segments: list[Segment]) -> None:
+    def choose(self, segments: list[ProgramSegment]) -> None:
         """Fill in the pages, reads and recomputed steps of each segment."""
         order = {index: at for at, index in enumerate(self._program.steps)}
         for segment_index in range(len(segments) - 1, -1, -1):
@@ -109,7 +109,7 @@ class _Pages:
             self._pages.update(indices)
             self._cheapest_sources.clear()
 
-    def _choose_recomputed(self, segment: Segment, segment_index: int) -> set[int]:
+    def _choose_recomputed(self, segment: ProgramSegment, segment_index: int) -> set[int]:
         """Return the steps to recompute in this segment; record the pages that it reads."""
         program, recomputed = self._program, set[int]()
         waiting = list(segment.steps)
@@ -156,7 +156,7 @@ class _Pages:
         return sources if sum(map(program.bytes_of, new)) <= program.bytes_of(index) else {index}
 
 
-def page_readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
+def page_readers(segments: Sequence[ProgramSegment]) -> dict[int, list[int]]:
     """Return by page the positions of the segments that read it, in order."""
     found: dict[int, list[int]] = {}
     for place, part in enumerate(segments):
@@ -165,7 +165,7 @@ def page_readers(segments: Sequence[Segment]) -> dict[int, list[int]]:
     return found
 
 
-def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
+def last_reads(segments: Sequence[ProgramSegment]) -> dict[int, set[int]]:
     """Return by segment position the pages that no later segment reads."""
     found: dict[int, set[int]] = {}
     for index, segment_indices in page_readers(segments).items():
@@ -173,7 +173,7 @@ def last_reads(segments: Sequence[Segment]) -> dict[int, set[int]]:
     return found
 
 
-class CutPoints:
+class CutFinder:
     """Finds cuts before steps where fewer bytes are live than around them."""
 
     def __init__(self, program: StreamProgram) -> None:

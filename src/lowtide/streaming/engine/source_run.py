@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import InputError, NotFiniteError
-from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.core.signal import RowSink, RowSource, ValueAdapter
 from lowtide.streaming.engine.executor import BandExecutor, OutputRows
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.pages.page import Page
+from lowtide.streaming.pages.page import FeaturePage
 from lowtide.streaming.spans import Spans
 
 READ_ROWS = 16
 
 
-def read_values(source: Source, first: int, last: int) -> np.ndarray:
+def read_values(source: RowSource, first: int, last: int) -> np.ndarray:
     """Read from a source, no more than it has.
 
     Raises `InputError` where it ends before its shape does.
@@ -45,14 +45,14 @@ def reflect_index(position: int, length: int) -> int:
     return max(2 * length - 2 - position, 0)
 
 
-class SourceRows:
+class SourceRowBuffer:
     """Row buffer over a source, read once from the top, reflection-padded to ``size``.
 
     ``size`` is that of all axes but the channels, and rows are along the first of them. They are
     read at first use and freed when no page and no writer needs them.
     """
 
-    def __init__(self, source: Source, size: Sequence[int]) -> None:
+    def __init__(self, source: RowSource, size: Sequence[int]) -> None:
         self._source, self._length, self._height = source, source.shape[0], size[0]
         self._padding = [
             (axis, [reflect_index(place, real) for place in range(padded)])
@@ -120,13 +120,13 @@ class SourceRows:
         self._next_row += len(rows)
 
 
-class SourcePage(Page):
+class SourcePage(FeaturePage):
     """Read-only page of one network input of a source, such as color or opacity."""
 
     def __init__(
         self,
-        source_rows: SourceRows,
-        adapter: Adapter,
+        source_rows: SourceRowBuffer,
+        adapter: ValueAdapter,
         index: int,
         device: torch.device,
         memory_format: torch.memory_format = torch.contiguous_format,
@@ -155,14 +155,14 @@ class SourcePage(Page):
         raise AssertionError("a source page is read-only")
 
 
-class RowWindow:
+class SlidingRowWindow:
     """Window that slides down a source (H, W, C); rows above it are dropped.
 
     Shows the source padded at the right and the bottom to (``height``, ``width``), by reflection.
     One buffer of ``capacity`` rows is reused.
     """
 
-    def __init__(self, source: Source, height: int, width: int, capacity: int) -> None:
+    def __init__(self, source: RowSource, height: int, width: int, capacity: int) -> None:
         self._source, self._height = source, height
         self._real_height, self._real_width, channels = source.shape
         self._buffer = np.empty((capacity, width, channels), source.dtype)
@@ -204,8 +204,8 @@ BandIterator = Iterator[OutputRows]
 WRITE_ROWS = 32
 
 
-class FloatAdapter:
-    """`lowtide.core.signal.Adapter` for values that a network takes and returns as they are."""
+class IdentityAdapter:
+    """`lowtide.core.signal.ValueAdapter` for values that a network takes and returns unchanged."""
 
     inputs, context, dtype = 1, None, np.dtype(np.float32)
 
@@ -228,9 +228,9 @@ class FloatAdapter:
 def run_source(
     executor: BandExecutor,
     program: StreamProgram,
-    source: Source,
-    sink: Sink,
-    adapter: Adapter,
+    source: RowSource,
+    sink: RowSink,
+    adapter: ValueAdapter,
     *,
     device: torch.device,
     memory_format: torch.memory_format = torch.contiguous_format,
@@ -249,7 +249,7 @@ def run_source(
     """
     (given,) = program.graph.inputs
     size = program.graph.nodes[given].meta.shape[2:]
-    source_rows = SourceRows(source, size)
+    source_rows = SourceRowBuffer(source, size)
     writer = _Writer(program, source_rows, source.shape[:-1], sink, adapter)
     pages = [
         SourcePage(source_rows, adapter, index, device, memory_format)
@@ -291,10 +291,10 @@ class _Writer:
     def __init__(
         self,
         program: StreamProgram,
-        source_rows: SourceRows,
+        source_rows: SourceRowBuffer,
         size: Sequence[int],
-        sink: Sink,
-        adapter: Adapter,
+        sink: RowSink,
+        adapter: ValueAdapter,
     ) -> None:
         self._source_rows, self._sink, self._adapter = source_rows, sink, adapter
         (given,) = program.graph.inputs

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.spans import Span, Spans, count, intersection
+from lowtide.streaming.spans import Span, Spans, count_rows, intersect_spans
 
 
-class Page(ABC):
+class FeaturePage(ABC):
     """A feature map kept between segments, written and read by rows.
 
     The rows may be along any dim; those of images are (B, C, rows, W). Rows are read to ``device``.
@@ -45,7 +45,7 @@ class Page(ABC):
         """Free the memory or disk space of the page; may be called more than once."""
 
 
-class MemoryPage(Page):
+class MemoryPage(FeaturePage):
     """A feature map in memory.
 
     Written tensors are kept without a copy, unless they are a small part of a larger storage.
@@ -93,7 +93,7 @@ class MemoryPage(Page):
                 low, high = max(first, span[0]), min(last, span[1])
                 if low < high:
                     found.append(rows.narrow(self._dim, low - first, high - low))
-        if sum(piece.shape[self._dim] for piece in found) != count(spans):
+        if sum(piece.shape[self._dim] for piece in found) != count_rows(spans):
             raise AssertionError(f"rows {spans} were not all written")
         return concat_rows(found, self._dim)
 
@@ -113,7 +113,7 @@ class MemoryPage(Page):
 
     def retain(self, spans: Spans) -> None:
         """Free whole pieces that nothing will read."""
-        self._pieces = [piece for piece in self._pieces if intersection([piece[0]], spans)]
+        self._pieces = [piece for piece in self._pieces if intersect_spans([piece[0]], spans)]
 
     def close(self) -> None:
         """Free all pieces."""
@@ -126,13 +126,13 @@ class MemoryPage(Page):
             return
         left: list[tuple[Span, Tensor]] = []
         for (first, last), rows in self._pieces:
-            for low, high in intersection([(first, last)], spans):
+            for low, high in intersect_spans([(first, last)], spans):
                 part = rows.narrow(self._dim, low - first, high - low)
                 left.append(((low, high), compact(part)))
         self._pieces = left
 
 
-def input_pages(inputs: ModelInputs) -> list[Page]:
+def input_pages(inputs: ModelInputs) -> list[FeaturePage]:
     """Return pages of the streamed tensors of a call."""
     pairs = zip(inputs.streamed, inputs.axes.values(), strict=True)
     return [MemoryPage.from_tensor(tensor, dim) for tensor, dim in pairs]
@@ -209,7 +209,7 @@ class RowMajorLayout:
 
     def bytes_of(self, spans: Spans) -> int:
         """Return the number of bytes of these rows."""
-        return count(spans) * self._row_bytes
+        return count_rows(spans) * self._row_bytes
 
     def to_bytes(self, rows: Tensor) -> Tensor:
         """Return the bytes of rows in row-major order, uint8 (bytes,).

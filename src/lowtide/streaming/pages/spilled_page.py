@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from lowtide.core.scratch import BLOCK_BYTES, ScratchSpace
-from lowtide.streaming.pages.page import Page, RowMajorLayout
+from lowtide.streaming.pages.page import FeaturePage, RowMajorLayout
 from lowtide.streaming.pages.transfer import HostTransfer, PendingCopy
-from lowtide.streaming.spans import Spans, count, intersection
+from lowtide.streaming.spans import Spans, count_rows, intersect_spans
 
 
-class DiskPage(Page):
+class DiskPage(FeaturePage):
     """A feature map in blocks of an unnamed file, stored row by row.
 
     Row-major storage keeps the bytes of any row contiguous. The file is gone when the process ends,
@@ -97,7 +97,7 @@ class _Prefetched:
     pending: PendingCopy
 
 
-class HostPage(Page):
+class HostPage(FeaturePage):
     """A feature map in host memory, copied asynchronously to and from the GPU.
 
     Rows are copied out while the GPU computes. Those that the next band reads are prefetched during
@@ -147,7 +147,7 @@ class HostPage(Page):
         """Return rows, such as (B, C, rows, W), prefetched or fetched now."""
         self._start_fetches()
         for ahead in self._prefetched:
-            if count(intersection(ahead.spans, spans)) == count(spans):
+            if count_rows(intersect_spans(ahead.spans, spans)) == count_rows(spans):
                 return _clone_if_aliased(
                     self._layout.from_bytes(self._select_rows(ahead, spans)), ahead.memory
                 )
@@ -183,7 +183,7 @@ class HostPage(Page):
         run, parts, at = prefetched.pending.result(), [], 0
         for span in prefetched.spans:
             start = self._layout.byte_range(span)[0] - at
-            for part in intersection([span], spans):
+            for part in intersect_spans([span], spans):
                 first, last = self._layout.byte_range(part)
                 parts.append(run[first - start : last - start])
             at += self._layout.bytes_of([span])

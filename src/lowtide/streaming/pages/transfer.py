@@ -35,7 +35,7 @@ from lowtide.memory.process_memory import total_host_bytes
 _HUGE = 2 * MIB
 
 
-class PinnedMemory:
+class PinnedMemoryAllocator:
     """Allocator of pinned host memory of exact size, up to the platform's share.
 
     PyTorch's own pinned allocator rounds up to powers of two (pytorch/pytorch#95823). Beyond the
@@ -145,7 +145,7 @@ class PendingCopy:
             self.reads_done = self.compute_stream.record_event()
 
 
-class SyncHostTransfer:
+class CpuHostTransfer:
     """Synchronous transfer of the CPU, whose memory is that of the host."""
 
     device = torch.device("cpu")
@@ -189,7 +189,7 @@ class CudaHostTransfer:
     """
 
     device: torch.device
-    _pinned: PinnedMemory = field(default_factory=PinnedMemory)
+    _pinned: PinnedMemoryAllocator = field(default_factory=PinnedMemoryAllocator)
     _free: list[HostBuffer] = field(default_factory=list)
     _taken: int = 0
 
@@ -259,15 +259,15 @@ class CudaHostTransfer:
             _unpin((self._store_stream, self._fetch_stream), self._pinned)
 
 
-def _unpin(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemory) -> None:
+def _unpin(streams: Sequence[torch.cuda.Stream], pinned: PinnedMemoryAllocator) -> None:
     for stream in streams:
         stream.synchronize()
     pinned.close()
 
 
-HostTransfer = SyncHostTransfer | CudaHostTransfer
+HostTransfer = CpuHostTransfer | CudaHostTransfer
 
 
 def host_transfer_for(device: torch.device) -> HostTransfer:
     """Return the transfer object for a device; on "meta" a run is only planned."""
-    return SyncHostTransfer() if device.type in ("cpu", "meta") else CudaHostTransfer(device)
+    return CpuHostTransfer() if device.type in ("cpu", "meta") else CudaHostTransfer(device)

@@ -14,13 +14,13 @@ from lowtide.streaming.engine.source_run import READ_ROWS, WRITE_ROWS
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
-    calibrate_rows,
+    calibrate_margin,
     ledger_row,
     run_ledger,
     with_heap_modes,
 )
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
-from lowtide.streaming.planner.program_cache import ProgramCache
+from lowtide.streaming.planner.program_cache import StreamPlannerCache
 from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.run_rows import COPY_ROWS
@@ -49,7 +49,7 @@ _FILE_BYTES_PER_SECOND = 1 << 30
 
 
 @dataclass(frozen=True)
-class BandCandidates:
+class BandPlanner:
     """Plans and prices band layouts of one network for one image.
 
     ``panel_width`` is how many columns run at a time, by default all of them. Each instance learns
@@ -59,7 +59,7 @@ class BandCandidates:
     costs: ModelCosts
     geometry: ModelGeometry
     image_task: ImageTask
-    programs: ProgramCache
+    programs: StreamPlannerCache
     panel_width: int | None = None
     _bytes: dict[tuple[int, int], CandidateBytes] = field(default_factory=dict)
 
@@ -154,7 +154,7 @@ class BandCandidates:
         known, layout = self._find(plan.strategy)
         known.dry_run(layout)
 
-    def _of_width(self, width: int) -> BandCandidates:
+    def _of_width(self, width: int) -> BandPlanner:
         return self if width == self._size[1] else replace(self, panel_width=width)
 
     def _find(self, bands: StreamedStrategy) -> tuple[CandidateBytes, StreamLayout]:
@@ -172,7 +172,7 @@ class BandCandidates:
             **plan_facts(self.costs, self.geometry, self.image_task),
             accuracy="exact",
             seconds=self._seconds(layout),
-            ledger=calibrate_rows(
+            ledger=calibrate_margin(
                 tuple(self._ledger(program, layout, bytes_of.rows(layout, least))),
                 self.image_task.streamed_bounds.current_heap,
                 self.costs.device,

@@ -14,27 +14,27 @@ from torch import Tensor
 from lowtide.core.heap import MMAP_THRESHOLD_BYTES, trim_heap
 from lowtide.core.scratch import ScratchSpace
 from lowtide.memory.plan import LedgerRow
-from lowtide.memory.plan_store import StoredTable, machine
+from lowtide.memory.plan_store import JsonCacheTable, machine_facts
 from lowtide.memory.prediction.calibration import NO_MARGIN
-from lowtide.memory.prediction.cpu import TOO_LARGE, CpuWorkspace, predict_cpu
-from lowtide.memory.prediction.cuda import CudaWorkspace, convolution_settings, predict_cuda
+from lowtide.memory.prediction.cpu import TOO_LARGE, CpuWorkspaceMeter, predict_cpu
+from lowtide.memory.prediction.cuda import CudaWorkspaceMeter, convolution_settings, predict_cuda
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.tracing.fake import FakeTwins, clear_shape_caches
-from lowtide.memory.tracing.trace import Trace, Tracer
+from lowtide.memory.tracing.fake import FakeModelConverter, clear_shape_caches
+from lowtide.memory.tracing.trace import MemoryTrace, MemoryTracer
 from lowtide.streaming.capture.graph import TensorMeta
-from lowtide.streaming.engine.constants import Constants
+from lowtide.streaming.engine.constants import ConstantCache
 from lowtide.streaming.engine.executor import BandExecutor, allocate_result, collect_rows
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.pages.page import MemoryPage, Page
+from lowtide.streaming.pages.page import FeaturePage, MemoryPage
 from lowtide.streaming.pages.spilled_page import DiskPage
 from lowtide.streaming.pages.transfer import (
+    CpuHostTransfer,
     HostBuffer,
     PendingCopy,
-    SyncHostTransfer,
 )
 from lowtide.streaming.planner.layout_search import StreamLayout, layout_store
-from lowtide.streaming.spans import Spans, count
+from lowtide.streaming.spans import Spans, count_rows
 
 _NO_DISPATCH = torch._C._DisableTorchDispatch
 # Bands of a single segment after which all are alike: more than its halos reach over.
@@ -109,16 +109,16 @@ def _predict(
 
     They may not where an operator too large for the memory that is free now counts at its bound.
     """
-    trace, sure = trace_run(program, layout, whole_image=whole_image), True
+    trace, sure = trace_stream_run(program, layout, whole_image=whole_image), True
     if profile is None:
-        scratch = CpuWorkspace(StoredTable("operators", *machine()))
+        scratch = CpuWorkspaceMeter(JsonCacheTable("operators", *machine_facts()))
         rows = predict_cpu(trace, scratch, NO_MARGIN).rows
         scratch.store.save()
         sure = all(why != TOO_LARGE for _, why in scratch.assumed.values())
         rows = [_with_heap_kept(row, trace) if row.name == "allocator" else row for row in rows]
     else:
         gpu = program.graph.gpu
-        measured = CudaWorkspace(gpu) if gpu else None
+        measured = CudaWorkspaceMeter(gpu) if gpu else None
         scratch = measured.conv_workspace if measured else None
         rows = predict_cuda(trace, profile, NO_MARGIN, scratch).rows
         if measured:
@@ -131,18 +131,20 @@ def _predict(
     return tuple(kept), sure
 
 
-def _with_heap_kept(row: LedgerRow, trace: Trace) -> LedgerRow:
+def _with_heap_kept(row: LedgerRow, trace: MemoryTrace) -> LedgerRow:
     """Return the row with the bytes live at the peak in blocks that the heap keeps."""
     sizes = trace.sizes_during(trace.peak_op(), include_initial=False)
     small = sum(size for size in sizes if size < MMAP_THRESHOLD_BYTES)
     return replace(row, value=small, upper=small)
 
 
-def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool) -> Trace:
+def trace_stream_run(
+    program: StreamProgram, layout: StreamLayout, *, whole_image: bool
+) -> MemoryTrace:
     """Trace one image's run: weights, bands, pages in memory, masks and operators."""
-    faker = FakeTwins()
+    faker = FakeModelConverter()
     twin, weights = _with_fake_weights(program, faker)
-    tracer = Tracer(keep_calls=True, call=faker.calls)
+    tracer = MemoryTracer(keep_calls=True, call=faker.calls)
     graph = program.graph
     streamed = [(graph.nodes[one].meta, program.rows[one].dim) for one in graph.inputs]
     executor = BandExecutor(
@@ -157,12 +159,12 @@ def trace_run(program: StreamProgram, layout: StreamLayout, *, whole_image: bool
             disk_page_class=_FakeDiskPage,
             transfer=_FakeTransfer(),
         ),
-        _FakeConstants(twin, Constants(program)),
+        _FakeConstants(twin, ConstantCache(program)),
     )
     with faker.fake_mode():
         tracer.label(weights, "weights")
         fixed = [torch.empty(meta.shape, dtype=meta.dtype) for meta in map(graph.meta, graph.fixed)]
-        sources: list[Page] = [_FakeSource(meta, dim) for meta, dim in streamed]
+        sources: list[FeaturePage] = [_FakeSource(meta, dim) for meta, dim in streamed]
         # kept alive: they are the caller's.
         given = [torch.empty(meta.shape, dtype=meta.dtype) for meta, _ in streamed if whole_image]
         tracer.label([*given, *fixed], "inputs")
@@ -188,7 +190,7 @@ def _traced_bands(layout: StreamLayout) -> int | None:
 
 
 def _with_fake_weights(
-    program: StreamProgram, faker: FakeTwins
+    program: StreamProgram, faker: FakeModelConverter
 ) -> tuple[StreamProgram, list[Tensor]]:
     """Return the program with fake weights, and these weights."""
     fakes = faker.tree({index: tensor.detach() for index, tensor in program.graph.tensors.items()})
@@ -198,10 +200,10 @@ def _with_fake_weights(
     return twin, list(fakes.values())
 
 
-class _FakeConstants(Constants):
+class _FakeConstants(ConstantCache):
     """Fake constants; which of them are equal is looked up in the real ones."""
 
-    def __init__(self, program: StreamProgram, real: Constants) -> None:
+    def __init__(self, program: StreamProgram, real: ConstantCache) -> None:
         super().__init__(program)
         self._real = real
 
@@ -218,7 +220,7 @@ class _FakeConstants(Constants):
         """Cache nothing: fake tensors have no values."""
 
 
-class _FakeSource(Page):
+class _FakeSource(FeaturePage):
     """Fake rows of a file, created when they are read."""
 
     def __init__(self, meta: TensorMeta, dim: int) -> None:
@@ -228,7 +230,7 @@ class _FakeSource(Page):
     def read(self, spans: Spans) -> Tensor:
         """Return new fake rows of these spans."""
         shape = list(self._meta.shape)
-        shape[self._dim] = count(spans)
+        shape[self._dim] = count_rows(spans)
         return torch.empty(shape, dtype=self._meta.dtype)
 
     def write(self, first: int, rows: Tensor) -> None:
@@ -251,7 +253,7 @@ class _FakeDiskPage(DiskPage):
         """Do nothing: there is no file."""
 
 
-class _FakeTransfer(SyncHostTransfer):
+class _FakeTransfer(CpuHostTransfer):
     """Host transfer of a GPU without a GPU: only device memory counts."""
 
     def allocate(self, nbytes: int) -> HostBuffer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lowtide.memory.plan_store import StoredTable
-from lowtide.streaming.engine.band_schedule import Band, max_bands, rows_of, schedule_bands
+from lowtide.memory.plan_store import JsonCacheTable
+from lowtide.streaming.engine.band_schedule import BandSchedule, max_bands, rows_of, schedule_bands
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.segments import Segment, page_readers
+from lowtide.streaming.engine.segments import ProgramSegment, page_readers
 from lowtide.streaming.rules.rule import RowOp
-from lowtide.streaming.spans import Span, count
+from lowtide.streaming.spans import Span, count_rows
 
 # Bands that the estimate counts, and further bands that must be scheduled to know what these keep.
 _COUNTED_BANDS, _LOOKAHEAD_BANDS = 5, 2
@@ -20,7 +20,9 @@ _FILL_TOLERANCE = 16
 _MIN_IMPROVEMENT = 0.8
 
 
-def estimate_segment(program: StreamProgram, segment: Segment, bands: int) -> tuple[int, int, int]:
+def estimate_segment(
+    program: StreamProgram, segment: ProgramSegment, bands: int
+) -> tuple[int, int, int]:
     """Estimate the cost of one segment in ``bands`` bands, without pages.
 
     Extrapolated from the first bands; later ones are much alike. A long segment has thousands of
@@ -44,9 +46,9 @@ class SegmentCosts:
     def __init__(
         self,
         program: StreamProgram,
-        segment: Segment,
+        segment: ProgramSegment,
         name: str,
-        store: StoredTable,
+        store: JsonCacheTable,
         *,
         only_segment: bool,
     ) -> None:
@@ -122,7 +124,7 @@ class _LiveBytes:
         self._held: dict[int, int] = {}
         self._current = self.peak = self.calls = self.copied = 0
 
-    def segment(self, part: Segment, bands: list[Band]) -> None:
+    def segment(self, part: ProgramSegment, bands: list[BandSchedule]) -> None:
         """Count the segment's bands, or the first of them; pages are left out."""
         kept = set(part.pages) - {self._program.output}
         # Feature maps that some operator needs whole.
@@ -135,7 +137,7 @@ class _LiveBytes:
         for band in bands:
             self._band(part, band, kept)
 
-    def _band(self, part: Segment, band: Band, kept: set[int]) -> None:
+    def _band(self, part: ProgramSegment, band: BandSchedule, kept: set[int]) -> None:
         ends = self._last_uses(band)
         for index in part.steps:
             step = self._program.steps[index]
@@ -145,17 +147,17 @@ class _LiveBytes:
                 for span in spans:
                     self._run(index, step, span, band)
                 if index not in kept and not step.view:
-                    self._add(index, count(spans) * self._program.row_bytes(index))
+                    self._add(index, count_rows(spans) * self._program.row_bytes(index))
                 if self._program.view_base(index) not in ends[1]:
                     ends[0].setdefault(index, []).append(index)
             elif index not in band.targets:
                 continue
             for one in ends[0].get(index, ()):
                 if one in self._held:
-                    left = count(band.held.get(one, [])) * self._program.row_bytes(one)
+                    left = count_rows(band.held.get(one, [])) * self._program.row_bytes(one)
                     self._add(one, left - self._held[one])
 
-    def _last_uses(self, band: Band) -> tuple[dict[int, list[int]], set[int]]:
+    def _last_uses(self, band: BandSchedule) -> tuple[dict[int, list[int]], set[int]]:
         """Return, by step, the results whose memory has its last use there; and all such."""
         last: dict[int, int] = {}
         for index, user in band.last_uses.items():
@@ -166,12 +168,12 @@ class _LiveBytes:
             ends.setdefault(user, []).append(index)
         return ends, set(last)
 
-    def _run(self, index: int, step: RowOp, span: Span, band: Band) -> None:
+    def _run(self, index: int, step: RowOp, span: Span, band: BandSchedule) -> None:
         """Count one operator call: its result, workspace and copied rows."""
         result = 0 if step.view else (span[1] - span[0]) * self._program.row_bytes(index)
         given, copied = 0, 0
         for one, spans in zip(step.inputs, step.input_spans(span), strict=True):
-            size = count(spans) * self._program.row_bytes(one)
+            size = count_rows(spans) * self._program.row_bytes(one)
             given += size
             # Used as it was just computed, or concatenated from pieces.
             copied += 0 if spans == band.computed.get(one) else size
@@ -206,7 +208,9 @@ class PageLifetime:
         return (1 + self.reads) / (self.last - self.first + 1)
 
 
-def page_lifetimes(program: StreamProgram, segments: Sequence[Segment]) -> dict[int, PageLifetime]:
+def page_lifetimes(
+    program: StreamProgram, segments: Sequence[ProgramSegment]
+) -> dict[int, PageLifetime]:
     """Return the lifetimes of all pages except the result.
 
     The result is stored where the caller wants it.
@@ -262,7 +266,9 @@ class PageOccupancy:
         return max(self._touched, default=0)
 
 
-def select_resident(pages: Mapping[int, PageLifetime], count: int, limit: int) -> frozenset[int]:
+def select_resident_pages(
+    pages: Mapping[int, PageLifetime], count: int, limit: int
+) -> frozenset[int]:
     """Select pages to keep in ``limit`` bytes of memory to save most transfers.
 
     Pages that are read soon and often come before those that wait.

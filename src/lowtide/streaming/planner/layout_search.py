@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lowtide.core.units import GIB, MIB
-from lowtide.memory.plan_store import StoredTable, machine
+from lowtide.memory.plan_store import JsonCacheTable, machine_facts
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.streaming.engine.placement import Placement
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.segments import CutPoints, Segment, cut_segments
+from lowtide.streaming.engine.segments import CutFinder, ProgramSegment, cut_segments
 from lowtide.streaming.planner.layout_cost import (
     PageOccupancy,
     SegmentCosts,
     page_lifetimes,
-    select_resident,
+    select_resident_pages,
 )
 from lowtide.streaming.rules.rule import RowOp
 
@@ -85,7 +85,7 @@ class StreamLayout:
     """
 
     cuts: tuple[int, ...]
-    segments: list[Segment]
+    segments: list[ProgramSegment]
     bands: tuple[int, ...]
     placement: Placement
     peak_bytes: int
@@ -128,12 +128,12 @@ CAPS = tuple(int(MIB * 2 ** (step / 4)) for step in range(57))
 RESIDENT_SHARES = (0.2, 0.6)
 
 
-def layout_store(program: StreamProgram) -> StoredTable:
+def layout_store(program: StreamProgram) -> JsonCacheTable:
     """Return the stored facts about a program.
 
     They take seconds to minutes to compute.
     """
-    return StoredTable("bands", program.digest, *machine())
+    return JsonCacheTable("bands", program.digest, *machine_facts())
 
 
 def draft_layouts(
@@ -155,7 +155,7 @@ def draft_layouts(
             what fits in it and spills the other pages.
         profile: Device to plan for, if it is not here.
     """
-    cutter, store = CutPoints(program), layout_store(program)
+    cutter, store = CutFinder(program), layout_store(program)
     cost_model = cost_model_for(program, profile)
     for cuts in dict.fromkeys(map(cutter.cuts, _CUTS)):
         cut_program = _CutProgram(program, cost_model, cuts, store)
@@ -185,7 +185,7 @@ class _CutProgram:
         program: StreamProgram,
         cost_model: CostModel,
         cuts: tuple[int, ...],
-        store: StoredTable,
+        store: JsonCacheTable,
     ) -> None:
         self._program, self._cost_model, self._cuts = program, cost_model, cuts
         self._segments = cut_segments(program, cuts)
@@ -236,7 +236,9 @@ class _CutProgram:
             yield _PageHome(placement, frozenset(), self._all_pages, PageOccupancy(count), 0)
             return
         limits = [int(share * self._all_pages.peak_bytes) for share in (0.0, *resident_shares)]
-        for resident in dict.fromkeys(select_resident(lives, count, limit) for limit in limits):
+        for resident in dict.fromkeys(
+            select_resident_pages(lives, count, limit) for limit in limits
+        ):
             spilled = [life for index, life in lives.items() if index not in resident]
             yield _PageHome(
                 placement,

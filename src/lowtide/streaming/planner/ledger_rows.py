@@ -9,7 +9,7 @@ from lowtide.core.heap import heap_mode
 from lowtide.core.units import MIB
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import LedgerRow, Origin, Place, Plan, TiledStrategy
-from lowtide.memory.prediction.calibration import Calibration, RunBounds
+from lowtide.memory.prediction.calibration import BoundCalibration, RunBounds
 from lowtide.streaming.planner.model_facts import ImageTask
 
 ROW_BUFFERS = "input rows", "output rows"
@@ -39,8 +39,8 @@ _TRIM_SLOWDOWN = 1.5
 EQUALLY_FAST = 1.03
 
 
-def calibrate_rows(
-    rows: tuple[LedgerRow, ...], calibration: Calibration | None, device: str
+def calibrate_margin(
+    rows: tuple[LedgerRow, ...], calibration: BoundCalibration | None, device: str
 ) -> tuple[LedgerRow, ...]:
     """Return ``rows`` with the upper bound that past runs on ``device`` call for.
 
@@ -104,7 +104,7 @@ def _with_trimmed_heap(plan: Plan, bounds: RunBounds) -> Plan:
         update={
             "heap": "trim",
             "seconds": plan.seconds * _TRIM_SLOWDOWN,
-            "ledger": calibrate_rows(tuple(rows), bounds.trimming_heap, plan.device),
+            "ledger": calibrate_margin(tuple(rows), bounds.trimming_heap, plan.device),
         }
     )
 

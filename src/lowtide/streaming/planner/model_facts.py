@@ -59,7 +59,7 @@ class ImageTask:
         streamed_bounds: Error of past predictions for streamed runs.
         extra_resident_bytes: Host bytes of the model in addition to its weights.
         item_bytes: Bytes of one value of the source, and of the sink.
-        inputs: Network inputs made of one tile, as `lowtide.core.signal.Adapter` makes them.
+        inputs: Network inputs made of one tile, as `lowtide.core.signal.ValueAdapter` makes them.
     """
 
     shape: tuple[int, int, int]
@@ -83,7 +83,7 @@ class ImageTask:
 
 
 @dataclass(frozen=True)
-class Overrides:
+class PlanOverrides:
     """Plan settings fixed by the user; None leaves a setting to the planner."""
 
     strategy: StrategyName = "auto"

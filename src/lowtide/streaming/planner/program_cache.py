@@ -18,16 +18,20 @@ from torch import Tensor, nn
 
 from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap
-from lowtide.memory.plan_store import PlanStore, machine
+from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.streaming.capture.autocast_state import AutocastState
-from lowtide.streaming.capture.export_graph import capture
-from lowtide.streaming.capture.graph import Graph
-from lowtide.streaming.capture.graph_json import NotPlainError, graph_from_json, graph_to_json
+from lowtide.streaming.capture.export_graph import capture_graph
+from lowtide.streaming.capture.graph import OperatorGraph
+from lowtide.streaming.capture.graph_json import (
+    NotSerializableError,
+    graph_from_json,
+    graph_to_json,
+)
 from lowtide.streaming.capture.model_inputs import memory_format_of
-from lowtide.streaming.certificate import Certificate
+from lowtide.streaming.certificate import StreamCertificate
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.planner.stream_planner import StreamPlanner
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 # Sizes whose programs are kept: a folder of photographs has portrait and landscape ones, and wide
 # images may run in panels.
@@ -36,7 +40,7 @@ _MAX_PROGRAMS = 4
 _MODULE_SECONDS = 0.06
 
 
-class ProgramCache:
+class StreamPlannerCache:
     """Planners of ``network``, one capture for each input size.
 
     Methods raise `ModelError`, always with the same reason, for a network that cannot be captured.
@@ -50,7 +54,7 @@ class ProgramCache:
 
     def __init__(
         self,
-        network: NetworkSpec,
+        network: RunnableNetwork,
         on_capture: Callable[[], None] = lambda: None,
         *,
         identity: str | None = None,
@@ -79,13 +83,13 @@ class ProgramCache:
         """Return the program for one image of this size."""
         return self.planner(height, width).program
 
-    def certificate(self, height: int, width: int) -> Certificate:
+    def certificate(self, height: int, width: int) -> StreamCertificate:
         """Return the proof that bands of this size reproduce the network."""
         return self.planner(height, width).certificate
 
 
 def _planner_or_error(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     on_capture: Callable[[], None],
     identity: str | None,
     height: int,
@@ -99,7 +103,7 @@ def _planner_or_error(
 
 
 def _planner(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     begin: Callable[[], None],
     identity: str | None,
     height: int,
@@ -114,7 +118,7 @@ def _planner(
     if graph is None:
         begin()
         try:
-            graph = capture(module, example)
+            graph = capture_graph(module, example)
         finally:
             trim_heap(collect=True)  # half of the memory of a capture is garbage by now
         if store is not None:
@@ -130,7 +134,7 @@ def _planner(
     )
 
 
-def _example(network: NetworkSpec, height: int, width: int) -> Tensor:
+def _example(network: RunnableNetwork, height: int, width: int) -> Tensor:
     """Return an image that takes no memory: only shape, dtype and memory format count."""
     shape = 1, network.in_channels, height, width
     if network.device == "cpu":  # pages that nothing touches
@@ -145,7 +149,7 @@ def _example(network: NetworkSpec, height: int, width: int) -> Tensor:
 def preload_capture() -> None:
     """Import the many libraries of a capture, by capturing a tiny module."""
     tiny = nn.Conv2d(1, 1, 1, device="cpu", dtype=torch.float32)
-    capture(tiny.eval(), torch.zeros(1, 1, 2, 2, device="cpu", dtype=torch.float32))
+    capture_graph(tiny.eval(), torch.zeros(1, 1, 2, 2, device="cpu", dtype=torch.float32))
 
 
 # Packages whose code is part of the key anyway.
@@ -165,23 +169,23 @@ class GraphStore:
         kind = type(module).__qualname__, repr(module), module.training
         self._network = network, kind
 
-    def get(self, image: Tensor) -> Graph | None:
+    def get(self, image: Tensor) -> OperatorGraph | None:
         """Return the graph for inputs like ``image`` (B, C, H, W), or None."""
-        stored = PlanStore().get("graph", *self._facts(image))
+        stored = JsonCache().get("graph", *self._facts(image))
         if stored is None:
             return None
         try:
             return graph_from_json(stored, self._module)
-        except NotPlainError:  # operators of a package that is not imported here
+        except NotSerializableError:  # operators of a package that is not imported here
             return None
 
-    def put(self, image: Tensor, graph: Graph) -> None:
+    def put(self, image: Tensor, graph: OperatorGraph) -> None:
         """Store a graph as captured; one that JSON cannot hold is captured each time."""
         if self._code is None:
             return
-        with contextlib.suppress(NotPlainError):
+        with contextlib.suppress(NotSerializableError):
             stored = graph_to_json(graph, self._module)
-            PlanStore().put("graph", *self._facts(image), value=stored)
+            JsonCache().put("graph", *self._facts(image), value=stored)
 
     def _facts(self, image: Tensor) -> tuple[object, ...]:
         return (
@@ -190,7 +194,7 @@ class GraphStore:
             (image.shape, image.dtype, memory_format_of(image)),
             torch.get_default_dtype(),
             AutocastState.current(image.device.type),
-            *machine(str(image.device)),
+            *machine_facts(str(image.device)),
         )
 
 

@@ -18,12 +18,12 @@ from lowtide.core.units import format_bytes
 from lowtide.memory.plan import LedgerRow
 from lowtide.memory.profiles import DeviceProfile, local_profile
 from lowtide.streaming.capture.autocast_state import no_autocast
-from lowtide.streaming.capture.export_graph import capture
+from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.certificate import Certificate, certify
+from lowtide.streaming.certificate import StreamCertificate, certify
 from lowtide.streaming.engine.placement import PagePlacement, allowed_placements
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
-from lowtide.streaming.engine.segments import Segment
+from lowtide.streaming.engine.segments import ProgramSegment
 from lowtide.streaming.planner.dry_run import DryRunResult, dry_run
 from lowtide.streaming.planner.layout_search import (
     CAPS,
@@ -41,7 +41,7 @@ _MORE_CALLS = 2
 # Ratios of exact to drafted bytes differ by this much: what may fit is worth a dry run.
 _LEAST_SHARE = 0.9
 # Bytes held outside of the bands of a layout (program, segments, bands).
-HeldBytes = Callable[[StreamProgram, Sequence[Segment], Sequence[int]], int]
+HeldBytes = Callable[[StreamProgram, Sequence[ProgramSegment], Sequence[int]], int]
 _Candidate = TypeVar("_Candidate")
 
 
@@ -73,7 +73,7 @@ class StreamPlanner:
         before_computing: Callable[[], None] = lambda: None,
     ) -> None:
         self.inputs = ModelInputs.of(inputs)
-        self.program = program or lower_to_rows(capture(module, self.inputs))
+        self.program = program or lower_to_rows(capture_graph(module, self.inputs))
         self.module, self._device = module, self.inputs.first.device
         self._pages: PagePlacement = pages
         self._whole_image, self._profile = whole_image, profile
@@ -83,7 +83,7 @@ class StreamPlanner:
         self.budget_bytes: int | None = None
 
     @cached_property
-    def certificate(self) -> Certificate:
+    def certificate(self) -> StreamCertificate:
         """The proof that bands reproduce the module, measured on a small image or cached.
 
         Raises `ModelError` where the results differ.

@@ -13,11 +13,16 @@ from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
     ROW_BUFFERS,
     activation_row,
-    calibrate_rows,
+    calibrate_margin,
     run_ledger,
     with_heap_modes,
 )
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, Overrides, plan_facts
+from lowtide.streaming.planner.model_facts import (
+    ImageTask,
+    ModelGeometry,
+    PlanOverrides,
+    plan_facts,
+)
 from lowtide.streaming.tiles.grid import (
     TileAxis,
     min_tile,
@@ -41,7 +46,7 @@ _TILE_SECONDS = 1e-3
 
 
 def tile_candidates(
-    costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask, overrides: Overrides
+    costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask, overrides: PlanOverrides
 ) -> list[Plan]:
     """Return every whole and tiled plan worth pricing; the whole alone where tiles are unknown.
 
@@ -82,7 +87,7 @@ def tile_candidates(
     return with_heap_modes(plans, image_task.tiled_bounds)
 
 
-def check_overrides(geometry: ModelGeometry, overrides: Overrides) -> None:
+def check_overrides(geometry: ModelGeometry, overrides: PlanOverrides) -> None:
     """Raise `UsageError` for overrides that are known to contradict the model or each other.
 
     Nothing has to be measured for that.
@@ -96,7 +101,7 @@ def check_overrides(geometry: ModelGeometry, overrides: Overrides) -> None:
     _least_tile(geometry, overrides, overrides.overlap or 0)
 
 
-def _least_tile(geometry: ModelGeometry, overrides: Overrides, overlap: int) -> int:
+def _least_tile(geometry: ModelGeometry, overrides: PlanOverrides, overlap: int) -> int:
     """Return the least side of a tile; raise `UsageError` if the one asked for is smaller."""
     least = max(min_tile(overlap, geometry.align), geometry.minimum, 2 * geometry.align)
     if overrides.tile is not None and overrides.tile < least:
@@ -146,7 +151,7 @@ def _is_small(strategy: Strategy) -> bool:
     )
 
 
-def _overlap(costs: ModelCosts, overrides: Overrides) -> tuple[int, int]:
+def _overlap(costs: ModelCosts, overrides: PlanOverrides) -> tuple[int, int]:
     """Return (overlap, ramp width): the halo on both sides of a cut, and the ramp."""
     needed = None if costs.receptive_field is None else 2 * costs.receptive_field
     wanted = overrides.hann_blend if overrides.hann_blend is not None else needed is None
@@ -160,7 +165,7 @@ def _overlap(costs: ModelCosts, overrides: Overrides) -> tuple[int, int]:
 
 
 def _tiles(
-    geometry: ModelGeometry, image_task: ImageTask, overrides: Overrides, overlap: int
+    geometry: ModelGeometry, image_task: ImageTask, overrides: PlanOverrides, overlap: int
 ) -> Iterator[tuple[int, int]]:
     """Yield (height, width) of tiles to price, on the grid, smaller than the image."""
     floor = _least_tile(geometry, overrides, overlap)
@@ -229,7 +234,7 @@ def _plan(
         strategy=strategy,
         accuracy="exact" if exact else "bounded",
         seconds=_seconds(costs, rows, columns, pixels, batch),
-        ledger=calibrate_rows(
+        ledger=calibrate_margin(
             tuple(_ledger(costs, image_task, rows, columns, at_once, geometry.scale)),
             image_task.tiled_bounds.current_heap,
             costs.device,

@@ -9,21 +9,21 @@ import numpy as np
 import torch
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.memory.costs import ModelCosts, ProbePoint, TracedPoint
 from lowtide.memory.meter import cuda_context_bytes
 from lowtide.memory.oom import trim_allocators
 from lowtide.streaming.probe.receptive_field import RECEPTIVE_FIELD_SIDES, measure_receptive_field
 from lowtide.streaming.probe.small_runs import (
     MAX_PROBE_SECONDS,
+    float_tile_runner,
     live_peak,
     probe_point,
     random_tile,
-    tile_step,
     tile_work,
 )
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import Forward, NetworkSpec, in_memory_format
+from lowtide.streaming.tiles.tile_step import Forward, RunnableNetwork, in_memory_format
 
 # A tile that would take more is not run only to be measured.
 _MAX_PROBE_BYTES = 256 << 20
@@ -31,7 +31,7 @@ _SIDES = {"cpu": (64, 128, 256, 512), "cuda": (128, 256, 512, 1024)}
 
 
 def probe_costs(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     *,
     sha256: str,
     weight_bytes: int,
@@ -64,7 +64,7 @@ def probe_costs(
     def fits(side: int) -> bool:
         return limit_bytes is None or smallest_bytes * (side / sides[0]) ** 2 <= limit_bytes
 
-    check_cancel(cancel)
+    raise_if_cancelled(cancel)
     searched = [side for side in RECEPTIVE_FIELD_SIDES if side <= sides[0] or fits(side)]
     receptive_field = measure_receptive_field(
         _fp32_forward(network),
@@ -94,7 +94,7 @@ def probe_costs(
 
 
 def trace_whole(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     size: tuple[int, int],
     *,
     sha256: str,
@@ -114,7 +114,7 @@ def trace_whole(
 
 
 def trace_bands(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     pixels: int,
     *,
     sha256: str,
@@ -136,10 +136,10 @@ def trace_bands(
 
 
 def _traced_costs(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     sha256: str,
     weight_bytes: int,
-    trace: Callable[[NetworkSpec], tuple[tuple[TracedPoint, ...], int]],
+    trace: Callable[[RunnableNetwork], tuple[tuple[TracedPoint, ...], int]],
 ) -> ModelCosts | None:
     if not _is_traced(network):
         return None
@@ -157,7 +157,7 @@ def _traced_costs(
     )
 
 
-def known_costs(network: NetworkSpec, sha256: str, weight_bytes: int) -> dict[str, Any]:
+def known_costs(network: RunnableNetwork, sha256: str, weight_bytes: int) -> dict[str, Any]:
     """Return the fields of `ModelCosts` that need no measuring."""
     return {
         "sha256": sha256,
@@ -169,13 +169,13 @@ def known_costs(network: NetworkSpec, sha256: str, weight_bytes: int) -> dict[st
     }
 
 
-def _is_traced(network: NetworkSpec) -> bool:
+def _is_traced(network: RunnableNetwork) -> bool:
     """Return whether traces predict the memory: on CUDA the allocator's own statistics do."""
     return network.device == "cpu" and network.free_memory is None
 
 
 def _trace(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     align: int,
     minimum: int,
     limit_bytes: int | None,
@@ -188,11 +188,11 @@ def _trace(
     """
     # Imported here because a run with cached costs traces nothing.
     from lowtide.memory.tracing.fake import clear_shape_caches
-    from lowtide.streaming.probe.trace_memory import TileTraces, padding_multiple, trace_points
+    from lowtide.streaming.probe.trace_memory import TileTracer, padding_multiple, trace_points
 
     if not isinstance(network.forward, torch.nn.Module):
         return (), align
-    traces = TileTraces(network)
+    traces = TileTracer(network)
     traced = trace_points(
         network,
         align=align,
@@ -210,12 +210,12 @@ def _trace(
 
 
 def _points(
-    network: NetworkSpec, sides: Sequence[int], fits: Callable[[int], bool], cancel: Cancel
+    network: RunnableNetwork, sides: Sequence[int], fits: Callable[[int], bool], cancel: Cancel
 ) -> tuple[list[ProbePoint], bool]:
     """Return at least two measured points, and whether no limit cut them short."""
     points: list[ProbePoint] = []
     for side in sides:
-        check_cancel(cancel)
+        raise_if_cancelled(cancel)
         if len(points) >= 2:
             if points[-1].seconds * (side * side / points[-1].pixels) > MAX_PROBE_SECONDS:
                 break  # under any limit
@@ -243,12 +243,12 @@ def _points(
     return points, all(fits(side) for side in sides[: len(points)])
 
 
-def _batches_agree(network: NetworkSpec, side: int) -> bool:
+def _batches_agree(network: RunnableNetwork, side: int) -> bool:
     """Return whether two tiles in one batch give the results of each alone.
 
     Some models mix the images of a batch.
     """
-    step = tile_step(network)
+    step = float_tile_runner(network)
     pair = [random_tile(network, side, seed) for seed in (1, 2)]
     try:
         batched = step(pair)
@@ -263,7 +263,7 @@ def _fit(side: int, align: int, minimum: int) -> int:
     return round_up(max(side, minimum), align)
 
 
-def _fp32_forward(network: NetworkSpec) -> Forward:
+def _fp32_forward(network: RunnableNetwork) -> Forward:
     """Return the forward in fp32, where rounding cannot hide the receptive field.
 
     The receptive field depends on the structure only.

@@ -11,13 +11,13 @@ import torch
 from lowtide.memory.costs import ProbePoint
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.meter import cuda_peaks, resident_peak_bytes
-from lowtide.streaming.engine.source_run import FloatAdapter
-from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+from lowtide.streaming.engine.source_run import IdentityAdapter
+from lowtide.streaming.tiles.tile_step import NetworkTileRunner, RunnableNetwork
 
 MAX_PROBE_SECONDS = 4.0  # seconds allowed for one more probe
 
 
-def probe_point(network: NetworkSpec, side: int) -> ProbePoint:
+def probe_point(network: RunnableNetwork, side: int) -> ProbePoint:
     """Measure bytes and seconds of one square tile, ``side`` pixels wide."""
     work = tile_work(network, side)
     if network.free_memory is not None:
@@ -52,9 +52,9 @@ def _measure_cpu(work: Callable[[], None]) -> tuple[int, int, float]:
     return live, resident, clock.seconds if long else best_seconds(work, "cpu")
 
 
-def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
+def tile_work(network: RunnableNetwork, side: int) -> Callable[[], None]:
     """Return a function that runs one tile as the runner does."""
-    step, tile = tile_step(network), random_tile(network, side)
+    step, tile = float_tile_runner(network), random_tile(network, side)
 
     def work() -> None:
         step([tile])
@@ -62,7 +62,7 @@ def tile_work(network: NetworkSpec, side: int) -> Callable[[], None]:
     return work
 
 
-def live_peak(network: NetworkSpec, call: Callable[[], object]) -> int:
+def live_peak(network: RunnableNetwork, call: Callable[[], object]) -> int:
     """Return the live bytes at the peak of a call."""
     if network.free_memory is not None:
         return _resident_bytes(network.free_memory, call, runs=1)
@@ -123,12 +123,12 @@ def _cuda_peaks(call: Callable[[], object], device: str) -> tuple[int, int]:
     return allocated - before[0], reserved - before[1]
 
 
-def tile_step(network: NetworkSpec) -> TileStep:
+def float_tile_runner(network: RunnableNetwork) -> NetworkTileRunner:
     """Return the runner's step for tiles of floats."""
-    return TileStep(network, FloatAdapter(network.out_channels))
+    return NetworkTileRunner(network, IdentityAdapter(network.out_channels))
 
 
-def random_tile(network: NetworkSpec, side: int, seed: int = 0) -> np.ndarray:
+def random_tile(network: RunnableNetwork, side: int, seed: int = 0) -> np.ndarray:
     """Return a random tile of shape (side, side, channels) in 0..1."""
     shape = (side, side, network.in_channels)
     return np.random.default_rng(seed).random(shape, np.float32)

@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from lowtide.memory.costs import BLOCK_SIZES, ReusedBlocks, TracedPoint
+from lowtide.memory.costs import BLOCK_SIZES, ReusedBlockBytes, TracedPoint
 from lowtide.memory.plan import LedgerRow
-from lowtide.memory.plan_store import StoredTable, machine
+from lowtide.memory.plan_store import JsonCacheTable, machine_facts
 from lowtide.memory.prediction.calibration import NO_MARGIN
-from lowtide.memory.prediction.cpu import CpuWorkspace, predict_cpu
+from lowtide.memory.prediction.cpu import CpuWorkspaceMeter, predict_cpu
 from lowtide.memory.prediction.estimate import Estimate, estimate, trace_step
 from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.prediction.result import live_tensor_rows
 from lowtide.memory.profiles import DeviceProfile
-from lowtide.memory.tracing.fake import FakeTwins
+from lowtide.memory.tracing.fake import FakeModelConverter
 from lowtide.memory.tracing.steps import InferenceStep
-from lowtide.memory.tracing.trace import Trace
+from lowtide.memory.tracing.trace import MemoryTrace
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _WORKSPACE_LIMIT_BYTES = 512 << 20
@@ -41,16 +41,16 @@ def preload_tracing() -> None:
     trace_step(nn.Conv2d(1, 1, 1), InferenceStep((images,)))
 
 
-class TileTraces:
+class TileTracer:
     """Traces of one network's runs on the CPU, which share its fake weights."""
 
-    def __init__(self, network: NetworkSpec) -> None:
+    def __init__(self, network: RunnableNetwork) -> None:
         assert isinstance(network.forward, nn.Module)
         self._network, self._module = network, network.forward
-        self._twins = FakeTwins(keeps_weights=True)
+        self._twins = FakeModelConverter(keeps_weights=True)
         self._live_bytes: dict[tuple[int, int], int] = {}
 
-    def trace(self, height: int, width: int) -> Trace:
+    def trace(self, height: int, width: int) -> MemoryTrace:
         """Return the trace of a run on one image."""
         step = _step(self._network, 1, height, width)
         trace = trace_step(self._module, step, twins=self._twins)
@@ -66,7 +66,7 @@ class TileTraces:
 
 
 def trace_tile(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     height: int,
     width: int,
     *,
@@ -83,7 +83,7 @@ def trace_tile(
     return estimate(network.forward, step, device=device, calibration=NO_MARGIN, heap="trim")
 
 
-def _step(network: NetworkSpec, count: int, height: int, width: int) -> InferenceStep:
+def _step(network: RunnableNetwork, count: int, height: int, width: int) -> InferenceStep:
     images = torch.empty(
         count,
         network.in_channels,
@@ -95,7 +95,7 @@ def _step(network: NetworkSpec, count: int, height: int, width: int) -> Inferenc
     return InferenceStep((images,))
 
 
-def live_bytes_rows(network: NetworkSpec, ledger: Iterable[LedgerRow]) -> Iterator[int]:
+def live_bytes_rows(network: RunnableNetwork, ledger: Iterable[LedgerRow]) -> Iterator[int]:
     """Yield the parts of a tile's live bytes at the peak, without the weights.
 
     The images count twice where they are copied to another memory format.
@@ -109,14 +109,14 @@ def live_bytes_rows(network: NetworkSpec, ledger: Iterable[LedgerRow]) -> Iterat
 
 
 def trace_points(
-    network: NetworkSpec,
+    network: RunnableNetwork,
     *,
     align: int,
     minimum: int,
     limit_bytes: int | None = None,
     size: tuple[int, int] | None = None,
     up_to: int | None = None,
-    traces: TileTraces | None = None,
+    traces: TileTracer | None = None,
 ) -> tuple[TracedPoint, ...]:
     """Return traced (pixels, bytes) for squares of growing size, or up to one ``size``.
 
@@ -132,11 +132,11 @@ def trace_points(
     """
     if not isinstance(network.forward, nn.Module):
         return ()
-    traces = traces or TileTraces(network)
+    traces = traces or TileTracer(network)
     limit = (
         _WORKSPACE_LIMIT_BYTES if limit_bytes is None else min(limit_bytes, _WORKSPACE_LIMIT_BYTES)
     )
-    workspace = CpuWorkspace(StoredTable("operators", *machine()), limit_bytes=limit)
+    workspace = CpuWorkspaceMeter(JsonCacheTable("operators", *machine_facts()), limit_bytes=limit)
     points: list[TracedPoint] = []
     per_pixel, before = 0.0, math.inf
     for height, width in _sizes(align, minimum, size):
@@ -181,19 +181,23 @@ def _sizes(align: int, minimum: int, size: tuple[int, int] | None) -> list[tuple
     return sorted((other, size), key=math.prod)
 
 
-def _reused(trace: Trace) -> tuple[ReusedBlocks, ...]:
+def _reused(trace: MemoryTrace) -> tuple[ReusedBlockBytes, ...]:
     sizes = np.array([0, *(event.size for event in trace.events)], np.int64)
     peak = int(sizes.cumsum().argmax())
     found = []
     for below in BLOCK_SIZES:
         alive = np.where(abs(sizes) < below, sizes, 0).cumsum()
         found.append(
-            ReusedBlocks(at_run_peak=max(0, int(alive[peak])), max_live=max(0, int(alive.max())))
+            ReusedBlockBytes(
+                at_run_peak=max(0, int(alive[peak])), max_live=max(0, int(alive.max()))
+            )
         )
     return tuple(found)
 
 
-def padding_multiple(network: NetworkSpec, *, align: int, traces: TileTraces | None = None) -> int:
+def padding_multiple(
+    network: RunnableNetwork, *, align: int, traces: TileTracer | None = None
+) -> int:
     """Return the multiple to which the network pads its input sides, from its memory.
 
     Powers of two times ``align`` up to 128 are tried: a side just above one multiple takes as much
@@ -204,7 +208,7 @@ def padding_multiple(network: NetworkSpec, *, align: int, traces: TileTraces | N
         return align
     multiples = [align << power for power in range(1, 8) if align << power <= _LARGEST_MULTIPLE]
     base = max(multiples, default=align)
-    traces = traces or TileTraces(network)
+    traces = traces or TileTracer(network)
 
     def live(side: int) -> int:
         return traces.live_bytes(side, side)

@@ -14,7 +14,7 @@ from lowtide.streaming.rules import (
     resample,
     reshape,
 )
-from lowtide.streaming.rules.rule import Rule, RuleContext, RuleResult
+from lowtide.streaming.rules.rule import LoweringContext, Rule, RuleResult
 
 RULES: dict[str, Rule] = {
     **pointwise.RULES,
@@ -29,4 +29,4 @@ RULES: dict[str, Rule] = {
     **opaque.RULES,
 }
 
-__all__ = ["RULES", "Rule", "RuleContext", "RuleResult"]
+__all__ = ["RULES", "LoweringContext", "Rule", "RuleResult"]

@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.capture.graph import GraphNode
 from lowtide.streaming.pages.page import concat_rows
 from lowtide.streaming.rules.rule import (
     InputSpans,
-    Kernel,
+    LoweringContext,
     RowAxis,
+    RowKernel,
     RowOp,
     Rule,
-    RuleContext,
-    argument,
+    node_argument,
     replace_arg,
-    samplewise,
+    samplewise_rule,
 )
 from lowtide.streaming.spans import Span
 
@@ -37,7 +37,7 @@ from lowtide.streaming.spans import Span
 ONEDNN_REORDER_SHARE, _CHANNEL_BLOCK = 0.6, 16
 
 
-def per_dim(value: Any, default: int, count: int = 2) -> tuple[int, ...]:
+def size_per_dim(value: Any, default: int, count: int = 2) -> tuple[int, ...]:
     """Return a size, one value or one per spatial dim, as ``count`` values.
 
     It is ``default`` if absent.
@@ -49,7 +49,7 @@ def per_dim(value: Any, default: int, count: int = 2) -> tuple[int, ...]:
     return tuple(value) if len(value) == count else (value[0],) * count
 
 
-def spatial_axis(node: Node, context: RuleContext, count: int) -> int | None:
+def spatial_axis(node: GraphNode, context: LoweringContext, count: int) -> int | None:
     """Return the place of the rows among ``count`` spatial dims of (B, C, ...).
 
     None if they are not there, or if the batch is missing.
@@ -59,16 +59,16 @@ def spatial_axis(node: Node, context: RuleContext, count: int) -> int | None:
     return rows.dim - 2 if rows is not None and rows.dim >= 2 and batched else None
 
 
-def non_image_inputs(node: Node, context: RuleContext) -> tuple[int, ...] | None:
+def non_image_inputs(node: GraphNode, context: LoweringContext) -> tuple[int, ...] | None:
     """Return the arguments of an image operator but its image; None if one has rows."""
     full_inputs = tuple(one for one in node.refs if one != node.args[0].node)
     return None if any(one in context.rows for one in full_inputs) else full_inputs
 
 
 def kernel_op(
-    node: Node,
-    context: RuleContext,
-    kernel: Kernel,
+    node: GraphNode,
+    context: LoweringContext,
+    kernel: RowKernel,
     pad_value: float,
     run: Any,
     *,
@@ -155,29 +155,29 @@ def pad_at_borders(rows: Tensor, span: Span, size: int, columns: int) -> Tensor:
     return F.pad(rows, frame) if any(frame) else rows
 
 
-def convolution(node: Node, context: RuleContext) -> RowOp | None:
+def convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a convolution with zero padding, (B, C, ...).
 
     Bands at the image's ends and inside run the same operator. Padding of rows that would only be
     cropped is left out.
     """
-    weight, bias = node.args[1], argument(node, 2, "bias")
+    weight, bias = node.args[1], node_argument(node, 2, "bias")
     sizes = context.meta(weight).shape[2:]
     at = spatial_axis(node, context, len(sizes))
     if at is None:
         return None
     stride, dilation = (
-        per_dim(argument(node, place, name), 1, len(sizes))
+        size_per_dim(node_argument(node, place, name), 1, len(sizes))
         for place, name in ((3, "stride"), (5, "dilation"))
     )
-    given = argument(node, 4, "padding", 0)
-    groups = argument(node, 6, "groups", 1)
+    given = node_argument(node, 4, "padding", 0)
+    groups = node_argument(node, 6, "groups", 1)
     reach = [(size - 1) * step for size, step in zip(sizes, dilation, strict=True)]
     if isinstance(given, str):
         if given != "valid" and (set(stride) != {1} or any(one % 2 for one in reach)):
             return None
         given = 0 if given == "valid" else [one // 2 for one in reach]
-    pad = per_dim(given, 0, len(sizes))
+    pad = size_per_dim(given, 0, len(sizes))
     has_bias = bias is not None
 
     by_frame = runs_by_frame(node, context, at)
@@ -198,7 +198,7 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
             groups,
         )
 
-    kernel = Kernel(reach[at] + 1, stride[at], pad[at])
+    kernel = RowKernel(reach[at] + 1, stride[at], pad[at])
     channels = context.meta(node.args[0]).shape[1], node.meta.shape[1]
     share = ONEDNN_REORDER_SHARE * max(
         -(-count // _CHANNEL_BLOCK) * _CHANNEL_BLOCK / count for count in channels
@@ -216,17 +216,17 @@ def convolution(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-def unfold(node: Node, context: RuleContext) -> RowOp | None:
+def unfold(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower unfold (im2col) of (B, C, H, W); one row of windows is a grain."""
     rows = context.row_axis(node.args[0])
     image = context.meta(node.args[0]).shape
     if rows is None or rows.dim != 2 or len(image) != 4:
         return None
-    size, dilation, pad, stride = (per_dim(node.args[place], 1) for place in range(1, 5))
+    size, dilation, pad, stride = (size_per_dim(node.args[place], 1) for place in range(1, 5))
     extent = (size[0] - 1) * dilation[0] + 1
     windows_per_row = (image[3] + 2 * pad[1] - (size[1] - 1) * dilation[1] - 1) // stride[1] + 1
     found = RowAxis(2, node.meta.shape[2], windows_per_row)
-    kernel = Kernel(extent, stride[0], pad[0])
+    kernel = RowKernel(extent, stride[0], pad[0])
 
     def windows(span: Span) -> Span:
         return kernel.receptive_field((span[0] // windows_per_row, span[1] // windows_per_row))
@@ -242,7 +242,7 @@ def unfold(node: Node, context: RuleContext) -> RowOp | None:
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
 
-def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
+def transposed_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a transposed convolution: a band from the few input rows that contribute to it."""
     sizes = context.meta(node.args[1]).shape[2:]
     rows, at = context.row_axis(node.args[0]), spatial_axis(node, context, len(sizes))
@@ -250,7 +250,7 @@ def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
     if rows is None or at is None or full_inputs is None:
         return None
     stride, pad, output_padding, dilation = (
-        per_dim(argument(node, place, name), default, len(sizes))
+        size_per_dim(node_argument(node, place, name), default, len(sizes))
         for place, name, default in (
             (3, "stride", 1),
             (4, "padding", 0),
@@ -258,9 +258,9 @@ def transposed_convolution(node: Node, context: RuleContext) -> RowOp | None:
             (7, "dilation", 1),
         )
     )
-    groups = argument(node, 6, "groups", 1)
+    groups = node_argument(node, 6, "groups", 1)
     extent = (sizes[at] - 1) * dilation[at]
-    has_bias = argument(node, 2, "bias") is not None
+    has_bias = node_argument(node, 2, "bias") is not None
     found, run_transposed = RowAxis(rows.dim, node.meta.shape[rows.dim]), _transposed(len(sizes))
 
     def sources(span: Span) -> Span:
@@ -300,11 +300,11 @@ def _transposed(count: int) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), samplewise(convolution)),
-    "im2col": samplewise(unfold),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), samplewise_rule(convolution)),
+    "im2col": samplewise_rule(unfold),
     **dict.fromkeys(
         ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        samplewise(transposed_convolution),
+        samplewise_rule(transposed_convolution),
     ),
 }
 
@@ -313,7 +313,7 @@ RULES: dict[str, Rule] = {
 _DTYPES = (torch.float32, torch.float64)
 
 
-def runs_by_frame(node: Node, context: RuleContext, axis: int) -> bool:
+def runs_by_frame(node: GraphNode, context: LoweringContext, axis: int) -> bool:
     """Return whether a convolution of volumes should run frame by frame.
 
     ``axis`` is the place of the rows among its three spatial dims, of which the first is time.
@@ -325,7 +325,7 @@ def runs_by_frame(node: Node, context: RuleContext, axis: int) -> bool:
         and len(weight.shape) == 5
         and weight.dtype in _DTYPES
         and math.prod(weight.shape[2:]) > 1  # else oneDNN runs it as a matrix product
-        and argument(node, 6, "groups", 1) == 1
+        and node_argument(node, 6, "groups", 1) == 1
     )
 
 

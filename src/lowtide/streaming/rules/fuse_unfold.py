@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.conv import pad_at_borders, per_dim, unfold
-from lowtide.streaming.rules.rule import RowOp, RuleContext, op_name, sole_producer
+from lowtide.streaming.capture.graph import GraphNode
+from lowtide.streaming.rules.conv import pad_at_borders, size_per_dim, unfold
+from lowtide.streaming.rules.rule import LoweringContext, RowOp, op_name, sole_producer
 from lowtide.streaming.spans import Span
 
 _VIEWS = "view", "reshape", "_unsafe_view"
@@ -28,19 +28,21 @@ class _Chain:
     A view splits their channels, a permutation follows, and perhaps one more view.
     """
 
-    columns: Node
-    split_view: Node
+    columns: GraphNode
+    split_view: GraphNode
     permutation: list[int]
 
 
-def fuse_unfold(node: Node, context: RuleContext) -> RowOp | None:
+def fuse_unfold(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a permuted copy of im2col columns; None if the node is no such copy."""
     chain = _match_chain(node, context) if op_name(node.target) == "clone" else None
     rows = None if chain is None else context.row_axis(node.args[0])
     unfold_op = None if chain is None else unfold(chain.columns, context)
     if chain is None or rows is None or unfold_op is None:
         return None
-    size, dilation, pad, stride = (per_dim(chain.columns.args[place], 1) for place in range(1, 5))
+    size, dilation, pad, stride = (
+        size_per_dim(chain.columns.args[place], 1) for place in range(1, 5)
+    )
     height = context.row_axis(chain.columns.args[0])
     split = chain.split_view.meta.shape
     # The last dim of both is the windows of one image, row by row.
@@ -74,7 +76,7 @@ def _split_last_dim(order: Sequence[int]) -> list[int]:
     return found
 
 
-def _match_chain(copy: Node, context: RuleContext) -> _Chain | None:
+def _match_chain(copy: GraphNode, context: LoweringContext) -> _Chain | None:
     node = sole_producer(copy.args[0], context, "permute", *_VIEWS)
     if node is not None and op_name(node.target) in _VIEWS:
         node = sole_producer(node.args[0], context, "permute")

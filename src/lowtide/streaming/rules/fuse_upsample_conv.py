@@ -16,22 +16,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.streaming.capture.graph import Graph, Node, NodeRef, TensorMeta, substitute_refs
+from lowtide.streaming.capture.graph import (
+    GraphNode,
+    NodeRef,
+    OperatorGraph,
+    TensorMeta,
+    substitute_refs,
+)
 from lowtide.streaming.rules.conv import (
     ONEDNN_REORDER_SHARE,
     non_image_inputs,
     pad_constant,
-    per_dim,
+    size_per_dim,
 )
 from lowtide.streaming.rules.rule import (
     InputSpans,
+    LoweringContext,
     RowAxis,
     RowOp,
     Rule,
-    RuleContext,
-    argument,
+    node_argument,
     op_name,
-    samplewise,
+    samplewise_rule,
 )
 from lowtide.streaming.spans import Span
 
@@ -39,7 +45,7 @@ from lowtide.streaming.spans import Span
 _DTYPES = {torch.float32, torch.float64}
 
 
-def fuse_upsample_convs(graph: Graph) -> Graph:
+def fuse_upsample_convs(graph: OperatorGraph) -> OperatorGraph:
     """Return the graph with each such pair fused; the graph itself if there is none."""
     users = graph.users()
     pairs = {
@@ -52,7 +58,7 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
     if not pairs:
         return graph
     gone = {before.index for before in pairs.values()}
-    nodes: list[Node] = []
+    nodes: list[GraphNode] = []
     places: dict[int, int] = {}
 
     def moved(tree: Any) -> Any:
@@ -64,17 +70,17 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
         target, args, kwargs = node.target, node.args, node.kwargs
         if node.index in pairs:
             nodes.append(_fold_node(nodes, moved(args[1]), node.name))
-            small, bias = pairs[node.index].args[0], argument(node, 2, "bias")
+            small, bias = pairs[node.index].args[0], node_argument(node, 2, "bias")
             made = moved(small), NodeRef(len(nodes) - 1), moved(bias)
             target, args, kwargs = upsample_conv2d, made, {}
         else:
             args, kwargs = moved(args), moved(kwargs)
         places[node.index] = len(nodes)
-        made = Node(
+        made = GraphNode(
             len(nodes), node.name, node.kind, node.meta, target, args, kwargs, node.module_path
         )
         nodes.append(made)
-    return Graph(
+    return OperatorGraph(
         nodes,
         [places[one] for one in graph.inputs],
         graph.axes,
@@ -86,16 +92,16 @@ def fuse_upsample_convs(graph: Graph) -> Graph:
     )
 
 
-def _match_upsample(graph: Graph, node: Node) -> Node | None:
+def _match_upsample(graph: OperatorGraph, node: GraphNode) -> GraphNode | None:
     """Return the upsampling node that a convolution can be fused with, or None."""
     if node.kind != "call" or op_name(node.target) != "conv2d":
         return None
     image, weight = node.args[0], node.args[1]
     plain = (
-        per_dim(argument(node, 3, "stride"), 1) == (1, 1)
-        and argument(node, 4, "padding", 0) in ("same", 1, [1], (1,), [1, 1], (1, 1))
-        and per_dim(argument(node, 5, "dilation"), 1) == (1, 1)
-        and argument(node, 6, "groups", 1) == 1
+        size_per_dim(node_argument(node, 3, "stride"), 1) == (1, 1)
+        and node_argument(node, 4, "padding", 0) in ("same", 1, [1], (1,), [1, 1], (1, 1))
+        and size_per_dim(node_argument(node, 5, "dilation"), 1) == (1, 1)
+        and node_argument(node, 6, "groups", 1) == 1
         and graph.nodes[weight.node].meta.shape[2:] == (3, 3)
     )
     before = graph.nodes[image.node]
@@ -107,10 +113,10 @@ def _match_upsample(graph: Graph, node: Node) -> Node | None:
     return before if before.meta.shape[2:] == (2 * small[2], 2 * small[3]) else None
 
 
-def _fold_node(nodes: Sequence[Node], weight: NodeRef, name: str) -> Node:
+def _fold_node(nodes: Sequence[GraphNode], weight: NodeRef, name: str) -> GraphNode:
     meta = nodes[weight.node].meta
     shape = 4 * meta.shape[0], meta.shape[1], 2, 2
-    return Node(
+    return GraphNode(
         len(nodes),
         f"{name}_folded",
         "call",
@@ -178,7 +184,7 @@ def _empty_in_format(like: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def upsample_convolution(node: Node, context: RuleContext) -> RowOp | None:
+def upsample_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower the fused operator: two result rows from three rows of the small image."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim != 2:
@@ -213,4 +219,4 @@ def upsample_convolution(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-RULES: dict[str, Rule] = {"upsample_conv2d": samplewise(upsample_convolution)}
+RULES: dict[str, Rule] = {"upsample_conv2d": samplewise_rule(upsample_convolution)}

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.window_attention import MIN_HEAD_DIM, MaskPattern, attend_windows
-from lowtide.streaming.capture.graph import Node, NodeRef
+from lowtide.streaming.capture.graph import GraphNode, NodeRef
 from lowtide.streaming.rules.rule import (
+    LoweringContext,
     RowOp,
-    RuleContext,
-    argument,
     identity_receptive_field,
+    node_argument,
     op_name,
     sole_producer,
     swaps_last_dims,
@@ -40,7 +40,7 @@ class _Scores:
     mask: int | None = None
 
 
-def fuse_window_attention(node: Node, context: RuleContext) -> RowOp | None:
+def fuse_window_attention(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower the product of a softmax and values as a window attention.
 
     Returns None if it is none, or if rows are not the windows. Values are (windows, heads, N, head
@@ -77,13 +77,13 @@ def fuse_window_attention(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-def _match_scores(context: RuleContext, weights: Any) -> _Scores | None:
+def _match_scores(context: LoweringContext, weights: Any) -> _Scores | None:
     """Return the sources of the scores of a softmax, or None."""
     softmax = sole_producer(weights, context)
     if softmax is None or op_name(softmax.target) not in ("softmax", "_softmax"):
         return None
     shape = softmax.meta.shape
-    if argument(softmax, 1, "dim") not in (-1, len(shape) - 1) or len(shape) != 4:
+    if node_argument(softmax, 1, "dim") not in (-1, len(shape) - 1) or len(shape) != 4:
         return None
     biases: list[int] = []
     mask: int | None = None
@@ -111,7 +111,7 @@ def _match_scores(context: RuleContext, weights: Any) -> _Scores | None:
     return found
 
 
-def _match_product(context: RuleContext, node: Node) -> _Scores | None:
+def _match_product(context: LoweringContext, node: GraphNode) -> _Scores | None:
     """Return the sources of a scaled product of queries and keys, or None."""
     scale = 1.0
     if op_name(node.target) in ("mul", "div") and _scale_factor(node) is not None:
@@ -134,7 +134,7 @@ def _match_product(context: RuleContext, node: Node) -> _Scores | None:
     return _Scores(query, key.args[0], scale)
 
 
-def _scale_factor(node: Node) -> float | None:
+def _scale_factor(node: GraphNode) -> float | None:
     """Return the factor by which a node multiplies its first argument, or None."""
     if len(node.args) != 2 or node.kwargs or not isinstance(node.args[1], (int, float)):
         return None

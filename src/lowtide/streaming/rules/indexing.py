@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.capture.graph import GraphNode
 from lowtide.streaming.rules.rule import (
     InputSpans,
-    Kernel,
+    LoweringContext,
     RowAxis,
+    RowKernel,
     RowOp,
     Rule,
-    RuleContext,
-    argument,
     banded_op,
+    node_argument,
     normalize_dims,
 )
 from lowtide.streaming.spans import Span
@@ -113,13 +113,13 @@ def gather_ranges(
     return RowOp(RowAxis(rows.dim, rows.size), inputs, full_inputs, needed, run, cheap=True)
 
 
-def roll(node: Node, context: RuleContext) -> RowOp | None:
+def roll(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a roll; wrapped rows come from the other end."""
     rows = context.row_axis(node.args[0])
-    dims = argument(node, 2, "dims", [])
+    dims = node_argument(node, 2, "dims", [])
     if rows is None or not dims:
         return None
-    shifts = argument(node, 1, "shifts")
+    shifts = node_argument(node, 1, "shifts")
     pairs = list(
         zip(
             shifts if isinstance(shifts, (list, tuple)) else [shifts],
@@ -142,9 +142,9 @@ def roll(node: Node, context: RuleContext) -> RowOp | None:
     return gather_ranges(rows, (node.args[0].node,), ranges, transform=across if others else None)
 
 
-def repeat(node: Node, context: RuleContext) -> RowOp | None:
+def repeat(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a repeat, of all rows after each other or of other dims."""
-    rows, times = context.row_axis(node.args[0]), argument(node, 1, "repeats")
+    rows, times = context.row_axis(node.args[0]), node_argument(node, 1, "repeats")
     if rows is None:
         return None
     dim = rows.dim + len(times) - len(context.meta(node.args[0]).shape)
@@ -159,7 +159,7 @@ def repeat(node: Node, context: RuleContext) -> RowOp | None:
     return gather_ranges(found, (node.args[0].node,), ranges, transform=across)
 
 
-def flip(node: Node, context: RuleContext) -> RowOp | None:
+def flip(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a flip."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -177,15 +177,15 @@ def flip(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-def slice_dim(node: Node, context: RuleContext) -> RowOp | None:
+def slice_dim(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a slice along the rows or another dim."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    dim = argument(node, 1, "dim", 0) % len(node.meta.shape)
+    dim = node_argument(node, 1, "dim", 0) % len(node.meta.shape)
     if dim != rows.dim:
         return banded_op(node, context, rows, cheap=True, view=True)
-    start, step = argument(node, 2, "start", 0) or 0, argument(node, 4, "step", 1)
+    start, step = node_argument(node, 2, "start", 0) or 0, node_argument(node, 4, "step", 1)
     start += rows.size if start < 0 else 0
     size = node.meta.shape[dim]
     if size == rows.size:
@@ -194,7 +194,7 @@ def slice_dim(node: Node, context: RuleContext) -> RowOp | None:
     return gather_ranges(RowAxis(dim, size), (node.args[0].node,), ranges)
 
 
-def windows(node: Node, context: RuleContext) -> RowOp | None:
+def windows(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower `Tensor.unfold`, windows of one dim that may overlap."""
     rows, (dim, size, step) = context.row_axis(node.args[0]), node.args[1:4]
     if rows is None:
@@ -203,7 +203,7 @@ def windows(node: Node, context: RuleContext) -> RowOp | None:
     copied = replace(node, target=_copied_windows)
     if dim % (len(node.meta.shape) - 1) != rows.dim:
         return banded_op(copied, context, rows, cheap=True)
-    kernel, found = Kernel(size, step, 0), RowAxis(rows.dim, node.meta.shape[rows.dim])
+    kernel, found = RowKernel(size, step, 0), RowAxis(rows.dim, node.meta.shape[rows.dim])
     needed = kernel.receptive_field
     return banded_op(copied, context, found, input_spans=lambda span: ([needed(span)],), cheap=True)
 
@@ -212,10 +212,10 @@ def _copied_windows(tensor: Tensor, dim: int, size: int, step: int) -> Tensor:
     return tensor.unfold(dim, size, step).contiguous()
 
 
-def concatenate(node: Node, context: RuleContext) -> RowOp | None:
+def concatenate(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a cat along the rows or another dim."""
     refs = node.args[0]
-    dim = argument(node, 1, "dim", 0) % len(node.meta.shape)
+    dim = node_argument(node, 1, "dim", 0) % len(node.meta.shape)
     each = [context.row_axis(ref) for ref in refs]
     if len({rows.dim for rows in each if rows is not None}) > 1:
         each = [
@@ -249,23 +249,23 @@ def _along(dim: int, rows: RowAxis | None, shape: Sequence[int]) -> RowAxis | No
     return RowAxis(dim, 1) if rows is not None and rows.size == shape[dim] == 1 else rows
 
 
-def stack(node: Node, context: RuleContext) -> RowOp | None:
+def stack(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a stack."""
     each = [context.row_axis(ref) for ref in node.args[0]]
     if any(rows is None for rows in each) or len(set(each)) != 1 or each[0] is None:
         return None
-    at = argument(node, 1, "dim", 0) % len(node.meta.shape)
+    at = node_argument(node, 1, "dim", 0) % len(node.meta.shape)
     dim = each[0].dim + (at <= each[0].dim)
     return banded_op(node, context, RowAxis(dim, each[0].size, each[0].grain), cheap=True)
 
 
-def pad(node: Node, context: RuleContext) -> RowOp | None:
+def pad(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a constant, reflect, replicate or circular pad."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    pad, rank = list(argument(node, 1, "pad")), len(node.meta.shape)
-    mode, value = argument(node, 2, "mode", "constant"), argument(node, 3, "value", 0.0)
+    pad, rank = list(node_argument(node, 1, "pad")), len(node.meta.shape)
+    mode, value = node_argument(node, 2, "mode", "constant"), node_argument(node, 3, "value", 0.0)
     place = 2 * (rank - 1 - rows.dim)
     above, below = (pad[place], pad[place + 1]) if place < len(pad) else (0, 0)
     if not above and not below:

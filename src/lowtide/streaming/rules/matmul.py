@@ -18,25 +18,25 @@ import torch
 from torch import Tensor
 
 from lowtide.attention import cpu_ops
-from lowtide.attention.backends import get
-from lowtide.attention.backends.chunked import OneDnn
+from lowtide.attention.backends import get_backend
+from lowtide.attention.backends.chunked import OneDnnBackend
 from lowtide.attention.functional import resolve_cached
 from lowtide.attention.sdpa_rules import sdpa_kernel_for
 from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
-from lowtide.streaming.capture.graph import Node, NodeRef
+from lowtide.streaming.capture.graph import GraphNode, NodeRef
 from lowtide.streaming.rules.fuse_window_attention import fuse_window_attention
 from lowtide.streaming.rules.rule import (
+    LoweringContext,
     Reduction,
     RowAxis,
     RowOp,
     Rule,
-    RuleContext,
     RuleResult,
     Run,
     aligned_dim,
-    argument,
     banded_op,
     identity_receptive_field,
+    node_argument,
     op_name,
     swaps_last_dims,
 )
@@ -66,8 +66,8 @@ def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def summed_matmul(
-    node: Node,
+def matmul_reduction(
+    node: GraphNode,
     rows: RowAxis,
     inputs: tuple[int, int],
     left: View = _identity,
@@ -86,8 +86,8 @@ def summed_matmul(
 
 
 def fuse_scale(
-    node: Node, context: RuleContext, rows: RowAxis
-) -> tuple[Reduction, Callable[[int], Node]] | None:
+    node: GraphNode, context: LoweringContext, rows: RowAxis
+) -> tuple[Reduction, Callable[[int], GraphNode]] | None:
     """Lower a matmul summed over rows with a scaled operand.
 
     Returns None if neither operand is scaled. Half precision is left alone: unscaled values may
@@ -108,17 +108,17 @@ def fuse_scale(
             )
         return total
 
-    def applied(total: int) -> Node:
+    def applied(total: int) -> GraphNode:
         refs = tuple(NodeRef(one.scale) for one in scales if one.scale is not None)
         return replace(node, target=scaled, args=(NodeRef(total), *refs), kwargs={})
 
     own = replace(rows, dim=context.rows[left.source].dim)
-    return summed_matmul(
+    return matmul_reduction(
         node, own, (left.source, right.source), left.transpose_if_needed, right.transpose_if_needed
     ), applied
 
 
-def _match_operand(arg: Any, context: RuleContext) -> ScaledOperand:
+def _match_operand(arg: Any, context: LoweringContext) -> ScaledOperand:
     nodes, transposed = context.graph.nodes, False
     node = nodes[arg.node]
     if swaps_last_dims(node):
@@ -143,7 +143,7 @@ def _match_operand(arg: Any, context: RuleContext) -> ScaledOperand:
     return ScaledOperand(source.node, scale.node, name == "div", transposed)
 
 
-def linear(node: Node, context: RuleContext) -> RowOp | None:
+def linear(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a linear layer over the last dim."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim == len(node.meta.shape) - 1:
@@ -155,12 +155,12 @@ def linear(node: Node, context: RuleContext) -> RowOp | None:
         return step
 
     def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        return cpu_ops.linear(pieces[0], *whole)
+        return cpu_ops.cpu_linear(pieces[0], *whole)
 
     return replace(step, run=run)
 
 
-def matmul(node: Node, context: RuleContext) -> RuleResult:
+def matmul(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower matmul, bmm and mm.
 
     Where rows are the summed dim, products of bands are added. Where they are rows of the left and
@@ -180,7 +180,7 @@ def matmul(node: Node, context: RuleContext) -> RuleResult:
     if at_a == -1 and at_b == -2 and a is not None and b is not None:
         if a.size != b.size or left.node == right.node:
             return None
-        return fuse_scale(node, context, a) or summed_matmul(node, a, (left.node, right.node))
+        return fuse_scale(node, context, a) or matmul_reduction(node, a, (left.node, right.node))
     if at_a is not None and a is not None and at_a != -1:
         if at_b == at_a and at_a < -2:
             rows = RowAxis(at_a + rank, a.size, a.grain)
@@ -195,7 +195,9 @@ def matmul(node: Node, context: RuleContext) -> RuleResult:
     return None
 
 
-def _left_bands(node: Node, rows: RowAxis, left: Any, right: Any, shape: tuple[int, ...]) -> RowOp:
+def _left_bands(
+    node: GraphNode, rows: RowAxis, left: Any, right: Any, shape: tuple[int, ...]
+) -> RowOp:
     """Return bands of the left operand times the whole right one."""
     target = node.target
     assert target is not None
@@ -211,7 +213,7 @@ def _left_bands(node: Node, rows: RowAxis, left: Any, right: Any, shape: tuple[i
     )
 
 
-def addmm(node: Node, context: RuleContext) -> RowOp | None:
+def addmm(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower addmm and baddbmm with rows in the left matrix only.
 
     The added tensor and a batched right matrix are sliced to the band where aligned.
@@ -233,10 +235,10 @@ def addmm(node: Node, context: RuleContext) -> RowOp | None:
     return banded_op(node, context, rows, sliced_dims=slices)
 
 
-def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
+def scaled_dot_product(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower attention of windows (rows are the batch), or of query bands to all keys."""
     query, key, value = (context.row_axis(arg) for arg in node.args[:3])
-    mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", False)
+    mask, causal = node_argument(node, 3, "attn_mask"), node_argument(node, 5, "is_causal", False)
     rank = len(node.meta.shape)
     if query is None or query.dim == rank - 1 or context.row_axis(mask):
         return None
@@ -249,7 +251,11 @@ def scaled_dot_product(node: Node, context: RuleContext) -> RowOp | None:
             return None
         step = banded_op(node, context, query, sliced_dims=slices)
         return replace(step, run=_unit_strided(step.run), row_workspace_bytes=scores)
-    target, dropout, extra = node.target, argument(node, 4, "dropout_p", 0.0), dict(node.kwargs)
+    target, dropout, extra = (
+        node.target,
+        node_argument(node, 4, "dropout_p", 0.0),
+        dict(node.kwargs),
+    )
     assert target is not None
     for name in ("attn_mask", "dropout_p", "is_causal"):
         extra.pop(name, None)
@@ -287,7 +293,7 @@ def _unit_strided(run: Run) -> Run:
     return run_laid_out
 
 
-def _attention_call(node: Node, context: RuleContext) -> AttentionCall:
+def _attention_call(node: GraphNode, context: LoweringContext) -> AttentionCall:
     """Describe the whole attention, whose tensors are laid out as `_unit_strided` does."""
     query, key, value = (context.meta(arg).shape for arg in node.args[:3])
     heads, key_heads = (one[-3] if len(one) > 2 else 1 for one in (query, key))
@@ -297,9 +303,9 @@ def _attention_call(node: Node, context: RuleContext) -> AttentionCall:
         query[-2],
         key[-2],
         value[-1],
-        has_mask=argument(node, 3, "attn_mask") is not None,
-        is_causal=bool(argument(node, 5, "is_causal", False)),
-        dropout=argument(node, 4, "dropout_p", 0.0),
+        has_mask=node_argument(node, 3, "attn_mask") is not None,
+        is_causal=bool(node_argument(node, 5, "is_causal", False)),
+        dropout=node_argument(node, 4, "dropout_p", 0.0),
         batch=math.prod(query[:-3]),
         heads=heads,
         key_heads=key_heads,
@@ -308,13 +314,13 @@ def _attention_call(node: Node, context: RuleContext) -> AttentionCall:
     )
 
 
-def _scores_bytes(node: Node, context: RuleContext, rows: RowAxis) -> Callable[[int], int]:
+def _scores_bytes(node: GraphNode, context: LoweringContext, rows: RowAxis) -> Callable[[int], int]:
     """Return the bytes of a number of rows' scores, 0 where PyTorch's kernel keeps none."""
     call, gpu = _attention_call(node, context), context.graph.gpu
     device = LocalDevice() if gpu is None else LocalDevice.of(gpu)
     if sdpa_kernel_for(device, call) != "math":
         return lambda _: 0
-    size = get("sdpa-math").workspace_bytes(device, call)
+    size = get_backend("sdpa-math").workspace_bytes(device, call)
     return lambda count: size * count // rows.size
 
 
@@ -324,7 +330,7 @@ def _causal_mask(span: Span, keys: Tensor) -> Tensor:
     return places[slice(*span), None] >= places[: keys.shape[-2]]
 
 
-def _onednn_attention(node: Node, context: RuleContext, step: RowOp) -> RowOp | None:
+def _onednn_attention(node: GraphNode, context: LoweringContext, step: RowOp) -> RowOp | None:
     """Return ``step`` on the oneDNN backend if that is the choice for this attention.
 
     It is chosen for the whole and used for all bands, since another backend would round
@@ -333,8 +339,8 @@ def _onednn_attention(node: Node, context: RuleContext, step: RowOp) -> RowOp | 
     call = _attention_call(node, context)
     if call.dims != 4 or not context.graph.on_cpu:
         return None
-    backend = get(resolve_cached(call, LocalDevice(), None, None).backend)
-    if not isinstance(backend, OneDnn):
+    backend = get_backend(resolve_cached(call, LocalDevice(), None, None).backend)
+    if not isinstance(backend, OneDnnBackend):
         return None
     spec = AttentionSpec(node.kwargs.get("scale"))
 

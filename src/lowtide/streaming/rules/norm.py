@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.capture.graph import GraphNode
 from lowtide.streaming.rules.rule import (
+    LoweringContext,
     Reduction,
     RowOp,
     Rule,
-    RuleContext,
     RuleResult,
-    argument,
     identity_receptive_field,
+    node_argument,
     op_name,
-    samplewise,
+    samplewise_rule,
 )
 from lowtide.streaming.spans import Span
 
@@ -35,7 +35,7 @@ _CENTER_RATIO = 3
 
 
 @dataclass
-class Moments:
+class GroupMoments:
     """Count, mean and sum of squared deviations of each group, in double precision.
 
     ``mean`` and ``squares`` are (groups,). Merged by Chan, Golub and LeVeque's formula (Updating
@@ -48,7 +48,7 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def from_groups(cls, groups: Tensor) -> Moments:
+    def from_groups(cls, groups: Tensor) -> GroupMoments:
         """Return the moments of ``groups``, (groups, elements).
 
         Exact to about 1e-7, or to 1e-16 for doubles.
@@ -77,7 +77,7 @@ class Moments:
         return cls(count, mean, squares.clamp_(min=0))
 
     @classmethod
-    def from_groups_on_gpu(cls, groups: Tensor) -> Moments:
+    def from_groups_on_gpu(cls, groups: Tensor) -> GroupMoments:
         """Return the moments of (groups, elements) from one kernel (Welford's method).
 
         For a GPU, which would take as long to launch several kernels as to run them.
@@ -90,13 +90,13 @@ class Moments:
         variance, mean = found[0] if len(found) == 1 else map(torch.cat, zip(*found, strict=True))
         return cls(count, mean.double(), variance.double() * count)
 
-    def merged(self, other: Moments) -> Moments:
+    def merged(self, other: GroupMoments) -> GroupMoments:
         """Return the moments of both sets of elements together."""
         count = self.count + other.count
         delta, between = other.mean - self.mean, self.count * other.count / count
         mean = self.mean.add(delta, alpha=other.count / count)
         squares = (self.squares + other.squares).addcmul_(delta, delta, value=between)
-        return Moments(count, mean, squares)
+        return GroupMoments(count, mean, squares)
 
     def variance(self, correction: float = 0.0) -> Tensor:
         """Return the variance (groups,), divided by the count less ``correction``."""
@@ -127,23 +127,23 @@ def _split_groups(groups: Tensor) -> Tensor:
 
 
 def accumulate_moments(
-    group: Callable[[Tensor], Tensor], context: RuleContext
-) -> Callable[[Moments | None, Sequence[Tensor]], Moments]:
-    """Return the ``add`` of a `Reduction` that merges the `Moments` of bands.
+    group: Callable[[Tensor], Tensor], context: LoweringContext
+) -> Callable[[GroupMoments | None, Sequence[Tensor]], GroupMoments]:
+    """Return the ``add`` of a `Reduction` that merges the `GroupMoments` of bands.
 
     ``group`` maps a band to (groups, elements).
     """
     # The graph's device, not the band's: in a dry run for a GPU the bands are not on it.
-    moments = Moments.from_groups if context.graph.on_cpu else Moments.from_groups_on_gpu
+    moments = GroupMoments.from_groups if context.graph.on_cpu else GroupMoments.from_groups_on_gpu
 
-    def add(state: Moments | None, pieces: Sequence[Tensor]) -> Moments:
+    def add(state: GroupMoments | None, pieces: Sequence[Tensor]) -> GroupMoments:
         found = moments(group(pieces[0]))
         return found if state is None else state.merged(found)
 
     return add
 
 
-def group_norm(node: Node, context: RuleContext) -> RuleResult:
+def group_norm(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower group norm and instance norm to a reduction and an affine operator."""
     image = node.args[0]
     rows = context.row_axis(image)
@@ -152,14 +152,14 @@ def group_norm(node: Node, context: RuleContext) -> RuleResult:
         return None
     if op_name(node.target) == "group_norm":
         groups = node.args[1]
-        weight, bias = argument(node, 2, "weight"), argument(node, 3, "bias")
-        eps = argument(node, 4, "eps", 1e-5)
+        weight, bias = node_argument(node, 2, "weight"), node_argument(node, 3, "bias")
+        eps = node_argument(node, 4, "eps", 1e-5)
     else:
-        if not argument(node, 5, "use_input_stats", True):
+        if not node_argument(node, 5, "use_input_stats", True):
             return None
         groups, (weight, bias), eps = shape[1], node.args[1:3], node.args[7]
 
-    def finish(moments: Moments) -> Tensor:
+    def finish(moments: GroupMoments) -> Tensor:
         return torch.stack([moments.mean, moments.variance()])
 
     def applied(statistics: int) -> RowOp:
@@ -249,4 +249,4 @@ class Affine:
         ).view(shape)
 
 
-RULES: dict[str, Rule] = dict.fromkeys(("group_norm", "instance_norm"), samplewise(group_norm))
+RULES: dict[str, Rule] = dict.fromkeys(("group_norm", "instance_norm"), samplewise_rule(group_norm))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.capture.opaque_module import OpaqueModule, RegionModule
-from lowtide.streaming.rules.rule import RowAxis, RowOp, Rule, RuleContext, banded_op
+from lowtide.streaming.capture.graph import GraphNode
+from lowtide.streaming.capture.opaque_module import OpaqueModuleOp, RowRegionOp
+from lowtide.streaming.rules.rule import LoweringContext, RowAxis, RowOp, Rule, banded_op
 
 
-def opaque_module(node: Node, context: RuleContext) -> RowOp | None:
+def opaque_module(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a module that is run as it is to a band with its halo."""
     block = node.target
-    assert isinstance(block, (OpaqueModule, RegionModule))
+    assert isinstance(block, (OpaqueModuleOp, RowRegionOp))
     rows, meta = context.row_axis(node.args[0]), context.meta(node.args[0])
     if rows is None:
         return None
-    if isinstance(block, RegionModule):
+    if isinstance(block, RowRegionOp):
         return _region_module(node, context, rows, block)
     if rows.dim != block.axis:
         return None
@@ -30,7 +30,7 @@ def opaque_module(node: Node, context: RuleContext) -> RowOp | None:
 
 
 def _region_module(
-    node: Node, context: RuleContext, rows: RowAxis, block: RegionModule
+    node: GraphNode, context: LoweringContext, rows: RowAxis, block: RowRegionOp
 ) -> RowOp | None:
     """Lower a module that declares rows of (B, C, H, W); frames may be its batch."""
     if rows.dim == 0:

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from lowtide.attention.cpu_ops import to_contiguous
-from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.capture.graph import GraphNode
 from lowtide.streaming.rules.rule import (
+    LoweringContext,
     RowAxis,
     RowOp,
     Rule,
-    RuleContext,
     aligned_dim,
-    argument,
     banded_op,
+    node_argument,
     normalize_dims,
     op_name,
 )
@@ -52,7 +52,7 @@ UNTAGGED_POINTWISE_OPS = {
 _VIEWS = {"alias", "detach", "contiguous"}
 
 
-def is_pointwise(node: Node) -> bool:
+def is_pointwise(node: GraphNode) -> bool:
     """Whether a node is pointwise, so that `pointwise` is its rule."""
     return (
         torch.Tag.pointwise in getattr(node.target, "tags", ())
@@ -60,7 +60,7 @@ def is_pointwise(node: Node) -> bool:
     )
 
 
-def pointwise(node: Node, context: RuleContext) -> RowOp | None:
+def pointwise(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a pointwise operator with broadcasting."""
     rank = len(node.meta.shape)
     found: RowAxis | None = None
@@ -99,23 +99,23 @@ def _to_contiguous(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]
     return to_contiguous(pieces[0])
 
 
-def per_channel(node: Node, context: RuleContext) -> RowOp | None:
+def per_channel(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower PReLU, and batch norm in eval mode."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim == 1 or any(context.row_axis(arg) for arg in node.args[1:]):
         return None
-    if op_name(node.target) == "batch_norm" and argument(node, 5, "training"):
+    if op_name(node.target) == "batch_norm" and node_argument(node, 5, "training"):
         return None
     return banded_op(node, context, rows, cheap=True)
 
 
-def along_other_dims(node: Node, context: RuleContext) -> RowOp | None:
+def along_other_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower softmax and cumsum along dims other than the rows'."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
     rank = len(node.meta.shape)
-    dim = argument(node, 1, "dim")
+    dim = node_argument(node, 1, "dim")
     return (
         None
         if rows.dim in normalize_dims(dim, rank)
@@ -123,7 +123,7 @@ def along_other_dims(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-def norm_last_dims(node: Node, context: RuleContext) -> RowOp | None:
+def norm_last_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower layer norm and RMS norm over the last dims."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim >= len(node.meta.shape) - len(node.args[1]):
@@ -131,9 +131,9 @@ def norm_last_dims(node: Node, context: RuleContext) -> RowOp | None:
     return banded_op(node, context, rows, cheap=True)
 
 
-def slice_scatter(node: Node, context: RuleContext) -> RowOp | None:
+def slice_scatter(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a slice_scatter along a dim other than the rows'."""
-    dim = argument(node, 2, "dim", 0) % len(node.meta.shape)
+    dim = node_argument(node, 2, "dim", 0) % len(node.meta.shape)
     base, other = (context.row_axis(arg) for arg in node.args[:2])
     if base is None or other is None or (base.dim, base.size) != (other.dim, other.size):
         return None

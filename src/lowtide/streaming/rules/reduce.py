@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.norm import Moments, accumulate_moments
+from lowtide.streaming.capture.graph import GraphNode
+from lowtide.streaming.rules.norm import GroupMoments, accumulate_moments
 from lowtide.streaming.rules.rule import (
+    LoweringContext,
     Reduction,
     RowAxis,
     Rule,
-    RuleContext,
     RuleResult,
-    argument,
     banded_op,
+    node_argument,
     normalize_dims,
     op_name,
 )
@@ -42,7 +42,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[...
 _MEAN_OPS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 
 
-def reduction(node: Node, context: RuleContext) -> RuleResult:
+def reduction(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower mean, sum, amax, amin, var, std and the 2-norm of vectors.
 
     Others, such as argmax over the channels, where the rows are not among their dims.
@@ -53,7 +53,7 @@ def reduction(node: Node, context: RuleContext) -> RuleResult:
     name = op_name(node.target)
     shape = context.meta(node.args[0]).shape
     place = 2 if name == "linalg_vector_norm" else 1
-    dims = normalize_dims(argument(node, place, "dim"), len(shape))
+    dims = normalize_dims(node_argument(node, place, "dim"), len(shape))
     keepdim = len(node.meta.shape) == len(shape)
     if rows.dim not in dims:
         dim = rows.dim if keepdim else rows.dim - sum(one < rows.dim for one in dims)
@@ -65,13 +65,13 @@ def reduction(node: Node, context: RuleContext) -> RuleResult:
     if name in ("var", "std"):
         return _variance_over_rows(node, context, rows, dims)
     kind = {"mean": "sum", "linalg_vector_norm": "norm"}.get(name, name)
-    if kind not in _REDUCTIONS or (kind == "norm" and argument(node, 1, "ord", 2) != 2):
+    if kind not in _REDUCTIONS or (kind == "norm" and node_argument(node, 1, "ord", 2) != 2):
         return None
     return _reduce_over_rows(node, rows, kind, dims, shape)
 
 
 def _reduce_over_rows(
-    node: Node, rows: RowAxis, kind: str, dims: list[int], shape: tuple[int, ...]
+    node: GraphNode, rows: RowAxis, kind: str, dims: list[int], shape: tuple[int, ...]
 ) -> Reduction:
     """Return a reduction of ``_REDUCTIONS`` over rows, finished to a mean or a norm."""
     reduce_band, merge = _REDUCTIONS[kind]
@@ -92,7 +92,7 @@ def _reduce_over_rows(
     return Reduction(rows, (node.args[0].node,), add, finish)
 
 
-def _variance_within_rows(node: Node, dims: list[int], keepdim: bool) -> Node:
+def _variance_within_rows(node: GraphNode, dims: list[int], keepdim: bool) -> GraphNode:
     """Return a two-pass var or std over dims without the rows.
 
     PyTorch's own updates mean and squares with every element, at a quarter of the speed of a sum.
@@ -111,7 +111,7 @@ def _variance_within_rows(node: Node, dims: list[int], keepdim: bool) -> Node:
 
 
 def _variance_over_rows(
-    node: Node, context: RuleContext, rows: RowAxis, dims: list[int]
+    node: GraphNode, context: LoweringContext, rows: RowAxis, dims: list[int]
 ) -> Reduction:
     """Return var or std over the rows as a `Reduction`."""
     correction, shape = _correction(node), context.meta(node.args[0]).shape
@@ -121,7 +121,7 @@ def _variance_over_rows(
         ordered = band.permute(*rest, *dims)
         return ordered.flatten(len(rest)).reshape(-1, _numel(ordered.shape[len(rest) :]))
 
-    def finish(state: Moments) -> Tensor:
+    def finish(state: GroupMoments) -> Tensor:
         found = state.variance(correction)
         found = found.sqrt() if op_name(node.target) == "std" else found
         return found.to(node.meta.dtype).reshape(node.meta.shape)
@@ -133,16 +133,16 @@ def _numel(shape: Sequence[int]) -> int:
     return torch.Size(shape).numel()
 
 
-def _correction(node: Node) -> float:
+def _correction(node: GraphNode) -> float:
     """Return the correction of the count: ``correction`` or ``unbiased``, by overload."""
     given: Any = node.kwargs.get("correction")
     if given is not None:
         return float(given)
-    unbiased = argument(node, 2, "unbiased", True)
+    unbiased = node_argument(node, 2, "unbiased", True)
     return 1.0 if unbiased is None else float(unbiased)
 
 
-def adaptive_pool(node: Node, context: RuleContext) -> RuleResult:
+def adaptive_pool(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower adaptive average or max pooling to size 1 to a reduction."""
     rows, name = context.row_axis(node.args[0]), op_name(node.target)
     shape = context.meta(node.args[0]).shape

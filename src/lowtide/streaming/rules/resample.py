@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowtide.streaming.capture.graph import Node
-from lowtide.streaming.rules.conv import kernel_op, per_dim, spatial_axis
+from lowtide.streaming.capture.graph import GraphNode
+from lowtide.streaming.rules.conv import kernel_op, size_per_dim, spatial_axis
 from lowtide.streaming.rules.rule import (
     InputSpans,
-    Kernel,
+    LoweringContext,
     RowAxis,
+    RowKernel,
     RowOp,
     Rule,
-    RuleContext,
-    argument,
     banded_op,
+    node_argument,
     op_name,
     replace_arg,
-    samplewise,
+    samplewise_rule,
 )
 from lowtide.streaming.spans import Span
 
@@ -30,21 +30,21 @@ from lowtide.streaming.spans import Span
 _MAX_POOL_WORKSPACE = 1.0
 
 
-def pool(node: Node, context: RuleContext) -> RowOp | None:
+def pool(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a pooling to a band with its halo; no ``ceil_mode``, no dilation."""
     name = op_name(node.target)
     count, is_max = int(name[len("max_pool")]), name.startswith("max")
     at = spatial_axis(node, context, count)
     if at is None:
         return None
-    size = per_dim(argument(node, 1, "kernel_size"), 1, count)
-    step = argument(node, 2, "stride")
-    stride = per_dim(step, 1, count) if step else size
-    pad = per_dim(argument(node, 3, "padding", 0), 0, count)
-    dilation = per_dim(argument(node, 4, "dilation", 1), 1, count) if is_max else (1,)
-    ceil = argument(node, 5 if is_max else 4, "ceil_mode", False)
-    count_include_pad = is_max or argument(node, 5, "count_include_pad", True)
-    if ceil or set(dilation) != {1} or argument(node, 6, "divisor_override"):
+    size = size_per_dim(node_argument(node, 1, "kernel_size"), 1, count)
+    step = node_argument(node, 2, "stride")
+    stride = size_per_dim(step, 1, count) if step else size
+    pad = size_per_dim(node_argument(node, 3, "padding", 0), 0, count)
+    dilation = size_per_dim(node_argument(node, 4, "dilation", 1), 1, count) if is_max else (1,)
+    ceil = node_argument(node, 5 if is_max else 4, "ceil_mode", False)
+    count_include_pad = is_max or node_argument(node, 5, "count_include_pad", True)
+    if ceil or set(dilation) != {1} or node_argument(node, 6, "divisor_override"):
         return None
     if not count_include_pad and any(pad):
         return None
@@ -57,7 +57,7 @@ def pool(node: Node, context: RuleContext) -> RowOp | None:
         return pooled(piece, size, stride, padding)
 
     fill, scratch = (-math.inf, _MAX_POOL_WORKSPACE) if is_max else (0.0, 0.0)
-    kernel = Kernel(size[at], stride[at], pad[at])
+    kernel = RowKernel(size[at], stride[at], pad[at])
     return kernel_op(node, context, kernel, fill, run, cheap=True, workspace_share=scratch)
 
 
@@ -90,7 +90,7 @@ def _max_along(image: Tensor, dim: int, size: int, pad: int) -> Tensor:
     return image
 
 
-def repeat_rows(node: Node, context: RuleContext) -> RowOp | None:
+def lower_repeat_interleave(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a repeat_interleave by a whole factor along the rows, or along another dim."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -101,7 +101,7 @@ def repeat_rows(node: Node, context: RuleContext) -> RowOp | None:
     return _repeated(node, context, rows, times)
 
 
-def _repeated(node: Node, context: RuleContext, rows: RowAxis, times: int) -> RowOp:
+def _repeated(node: GraphNode, context: LoweringContext, rows: RowAxis, times: int) -> RowOp:
     """Return an operator that makes ``times`` rows of each."""
 
     def needed(span: Span) -> InputSpans:
@@ -111,7 +111,7 @@ def _repeated(node: Node, context: RuleContext, rows: RowAxis, times: int) -> Ro
     return banded_op(node, context, found, input_spans=needed, cheap=True)
 
 
-def pixel_shuffle(node: Node, context: RuleContext) -> RowOp | None:
+def pixel_shuffle(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a pixel shuffle or unshuffle of (..., C, H, W)."""
     rows, factor = context.row_axis(node.args[0]), node.args[1]
     rank = len(node.meta.shape)
@@ -129,7 +129,7 @@ def pixel_shuffle(node: Node, context: RuleContext) -> RowOp | None:
     return banded_op(node, context, found, input_spans=needed, cheap=True)
 
 
-def interpolate(node: Node, context: RuleContext) -> RowOp | None:
+def interpolate(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower an interpolation that scales rows by a whole factor or its inverse.
 
     Other dims may have any factor; ``align_corners`` is for those only. A halo is computed around
@@ -142,10 +142,10 @@ def interpolate(node: Node, context: RuleContext) -> RowOp | None:
     target = node.target
     assert target is not None
     # Nearest has no align_corners.
-    rest = [] if "nearest" in op_name(target) else [argument(node, 2, "align_corners")]
+    rest = [] if "nearest" in op_name(target) else [node_argument(node, 2, "align_corners")]
     sizes = node.meta.shape[2:]
     # Factors as given: others would round positions differently.
-    factors = argument(node, 2 + len(rest), "scale_factors") or [
+    factors = node_argument(node, 2 + len(rest), "scale_factors") or [
         new / old if new % old == 0 else None for old, new in zip(before, sizes, strict=True)
     ]
     factor = factors[at] or sizes[at] / rows.size
@@ -184,9 +184,13 @@ _HALOS = {
 }
 
 RULES: dict[str, Rule] = {
-    **{f"{kind}_pool{count}d": samplewise(pool) for kind in ("max", "avg") for count in (1, 2, 3)},
+    **{
+        f"{kind}_pool{count}d": samplewise_rule(pool)
+        for kind in ("max", "avg")
+        for count in (1, 2, 3)
+    },
     "pixel_shuffle": pixel_shuffle,
     "pixel_unshuffle": pixel_shuffle,
-    "repeat_interleave": repeat_rows,
-    **dict.fromkeys(_HALOS, samplewise(interpolate)),
+    "repeat_interleave": lower_repeat_interleave,
+    **dict.fromkeys(_HALOS, samplewise_rule(interpolate)),
 }

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from lowtide.streaming.capture.graph import Node
+from lowtide.streaming.capture.graph import GraphNode
 from lowtide.streaming.rules.rule import (
     InputSpans,
+    LoweringContext,
     RowAxis,
     RowOp,
     Rule,
-    RuleContext,
-    argument,
     banded_op,
+    node_argument,
     normalize_dims,
     op_name,
     replace_arg,
@@ -25,13 +25,13 @@ from lowtide.streaming.rules.rule import (
 from lowtide.streaming.spans import Span
 
 
-def permute(order: Callable[[Node, int], list[int]]) -> Rule:
+def permute(order: Callable[[GraphNode, int], list[int]]) -> Rule:
     """Return the rule of a permutation.
 
     ``order`` returns for a node and its rank the former dim of each dim.
     """
 
-    def rule(node: Node, context: RuleContext) -> RowOp | None:
+    def rule(node: GraphNode, context: LoweringContext) -> RowOp | None:
         rows = context.row_axis(node.args[0])
         if rows is None:
             return None
@@ -41,40 +41,40 @@ def permute(order: Callable[[Node, int], list[int]]) -> Rule:
     return rule
 
 
-def _transposed(node: Node, rank: int) -> list[int]:
+def _transposed(node: GraphNode, rank: int) -> list[int]:
     order = list(range(rank))
     first, second = (rank - 2, rank - 1) if len(node.args) < 3 else node.args[1:3]
     order[first], order[second] = order[second], order[first]
     return order
 
 
-def _permuted(node: Node, rank: int) -> list[int]:
-    return [dim % rank for dim in argument(node, 1, "dims")]
+def _permuted(node: GraphNode, rank: int) -> list[int]:
+    return [dim % rank for dim in node_argument(node, 1, "dims")]
 
 
-def _moved(node: Node, rank: int) -> list[int]:
+def _moved(node: GraphNode, rank: int) -> list[int]:
     source, target = (normalize_dims(dims, rank) for dims in node.args[1:3])
     rest = iter([dim for dim in range(rank) if dim not in source])
     return [source[target.index(place)] if place in target else next(rest) for place in range(rank)]
 
 
-def unsqueeze(node: Node, context: RuleContext) -> RowOp | None:
+def unsqueeze(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower an unsqueeze."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
-    at = argument(node, 1, "dim") % len(node.meta.shape)
+    at = node_argument(node, 1, "dim") % len(node.meta.shape)
     dim = rows.dim + (at <= rows.dim)
     return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
 
-def drop_dim(node: Node, context: RuleContext) -> RowOp | None:
+def drop_dim(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a squeeze, or a select; see `_select_row` for one along the rows."""
     rows = context.row_axis(node.args[0])
     if rows is None:
         return None
     shape = context.meta(node.args[0]).shape
-    given = normalize_dims(argument(node, 1, "dim"), len(shape))
+    given = normalize_dims(node_argument(node, 1, "dim"), len(shape))
     gone = (
         given
         if len(node.meta.shape) == len(shape) - 1 and len(given) == 1
@@ -86,7 +86,7 @@ def drop_dim(node: Node, context: RuleContext) -> RowOp | None:
     return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
 
-def _select_row(node: Node, context: RuleContext, rows: RowAxis) -> RowOp | None:
+def _select_row(node: GraphNode, context: LoweringContext, rows: RowAxis) -> RowOp | None:
     """Lower a select of one row, such as the first frame of a clip, or the squeeze of the only one.
 
     It is row 0 of a dim of size 1, of the batch if there is one.
@@ -94,7 +94,7 @@ def _select_row(node: Node, context: RuleContext, rows: RowAxis) -> RowOp | None
     if 1 not in node.meta.shape:
         return None
     selected = op_name(node.target) == "select"
-    at = argument(node, 2, "index") % rows.size if selected else 0
+    at = node_argument(node, 2, "index") % rows.size if selected else 0
 
     def needed(span: Span) -> InputSpans:
         return ([(at + span[0], at + span[1])],)
@@ -108,7 +108,7 @@ def _select_row(node: Node, context: RuleContext, rows: RowAxis) -> RowOp | None
     )
 
 
-def expand(node: Node, context: RuleContext) -> RowOp | None:
+def expand(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower an expand of dims of size 1, with new leading dims."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -124,7 +124,7 @@ def expand(node: Node, context: RuleContext) -> RowOp | None:
     return banded_op(node, context, found, change_args=change, cheap=True, view=True)
 
 
-def reshape(node: Node, context: RuleContext) -> RowOp | None:
+def reshape(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a reshape; rows must be the outermost dim of those merged or split.
 
     One row of the result has ``out`` elements, one row of the input ``inside``: spans are aligned
@@ -164,15 +164,15 @@ def reshape(node: Node, context: RuleContext) -> RowOp | None:
     )
 
 
-def _band_shape(node: Node, rows: RowAxis, span: Span) -> list[int]:
+def _band_shape(node: GraphNode, rows: RowAxis, span: Span) -> list[int]:
     shape = list(node.meta.shape)
     shape[rows.dim] = span[1] - span[0]
     return shape
 
 
-def _reshape(node: Node, context: RuleContext) -> RowOp | None:
+def _reshape(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower flatten, unflatten and others as a reshape to the result's shape."""
-    plain = Node(
+    plain = GraphNode(
         node.index,
         node.name,
         node.kind,

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import (
-    Graph,
-    Node,
+    GraphNode,
     NodeRef,
+    OperatorGraph,
     TensorMeta,
     bind_refs,
     iter_refs,
@@ -127,11 +127,11 @@ def identity_receptive_field(count: int) -> Callable[[Span], InputSpans]:
 
 # None: no rule fits, and the operator runs on whole tensors.
 # A tuple: a reduction, and a function from its node index to the operator that uses its result.
-RuleResult = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp | Node]] | None
+RuleResult = RowOp | Reduction | tuple[Reduction, Callable[[int], RowOp | GraphNode]] | None
 
 
 @dataclass
-class RuleContext:
+class LoweringContext:
     """Graph and row axes of the results lowered so far.
 
     Attributes:
@@ -140,7 +140,7 @@ class RuleContext:
         constants: Results that do not depend on the input.
     """
 
-    graph: Graph
+    graph: OperatorGraph
     rows: dict[int, RowAxis]
     constants: AbstractSet[int] = frozenset()
 
@@ -160,17 +160,17 @@ class RuleContext:
         return self.rows.get(arg.node) if isinstance(arg, NodeRef) else None
 
 
-Rule = Callable[[Node, RuleContext], RuleResult]
+Rule = Callable[[GraphNode, LoweringContext], RuleResult]
 
 
-def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+def node_argument(node: GraphNode, position: int, name: str, default: Any = None) -> Any:
     """Return an argument of a node by position or name."""
     if len(node.args) > position:
         return node.args[position]
     return node.kwargs.get(name, default)
 
 
-def sole_producer(arg: Any, context: RuleContext, *names: str) -> Node | None:
+def sole_producer(arg: Any, context: LoweringContext, *names: str) -> GraphNode | None:
     """Return the node that makes an argument, if nothing else takes its result.
 
     Returns None otherwise, or if ``names`` are given and its operator is none of them.
@@ -182,7 +182,7 @@ def sole_producer(arg: Any, context: RuleContext, *names: str) -> Node | None:
     return node if fits else None
 
 
-def swaps_last_dims(node: Node) -> bool:
+def swaps_last_dims(node: GraphNode) -> bool:
     """Return whether a node swaps the last two dims of a tensor, and no others."""
     rank = len(node.meta.shape)
     if op_name(node.target) == "transpose":
@@ -215,8 +215,8 @@ def aligned_dim(rows: RowAxis, rank: int, shape: Sequence[int]) -> int | None:
 
 
 def banded_op(
-    node: Node,
-    context: RuleContext,
+    node: GraphNode,
+    context: LoweringContext,
     rows: RowAxis,
     *,
     input_spans: Callable[[Span], InputSpans] | None = None,
@@ -270,13 +270,13 @@ def replace_arg(args: tuple[Any, ...], position: int, value: Any) -> tuple[Any, 
     return (*args[:position], value, *args[position + 1 :])
 
 
-def samplewise(rule: Rule) -> Rule:
+def samplewise_rule(rule: Rule) -> Rule:
     """Return the rule of an operator that treats the samples of (B, C, ...) alike.
 
     Where rows are the batch, as frames often are, a band is a smaller batch.
     """
 
-    def lowered(node: Node, context: RuleContext) -> RuleResult:
+    def lowered(node: GraphNode, context: LoweringContext) -> RuleResult:
         rows = context.row_axis(node.args[0])
         if rows is None or rows.dim or any(map(context.row_axis, node.args[1:])):
             return rule(node, context)
@@ -286,7 +286,7 @@ def samplewise(rule: Rule) -> Rule:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class RowKernel:
     """Receptive field along one dim: ``extent`` rows from ``row · stride - pad`` on."""
 
     extent: int

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lowtide.core.heap import trim_heap
-from lowtide.core.signal import Adapter, Source
+from lowtide.core.signal import RowSource, ValueAdapter
 from lowtide.memory.plan import ImageGeometry, TiledStrategy
-from lowtide.streaming.engine.source_run import RowWindow
+from lowtide.streaming.engine.source_run import SlidingRowWindow
 from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis, tile_axes
-from lowtide.streaming.tiles.tile_step import NetworkSpec, TileStep
+from lowtide.streaming.tiles.tile_step import NetworkTileRunner, RunnableNetwork
 
 _Axes = tuple[TileAxis, TileAxis]
 
@@ -29,7 +29,7 @@ _T99 = (31.82, 6.96, 4.54, 3.75, 3.36, 3.14, 3.00, 2.90)
 
 
 @dataclasses.dataclass(frozen=True)
-class MeasuredError:
+class SampledError:
     """Error of a sample of tiles, for values in 0..1.
 
     Attributes:
@@ -58,13 +58,13 @@ class _Sample:
 
 
 def execution_error(
-    network: NetworkSpec,
-    adapter: Adapter,
-    source: Source,
+    network: RunnableNetwork,
+    adapter: ValueAdapter,
+    source: RowSource,
     image: ImageGeometry,
     tiles: TiledStrategy,
     allowed_pixels: int,
-) -> MeasuredError:
+) -> SampledError:
     """Measure the error of a sample of tiles against runs with more context.
 
     The reference is the whole image where ``allowed_pixels`` input pixels at once permit it,
@@ -75,7 +75,7 @@ def execution_error(
     rows, columns = tile_axes(image, tiles)
     whole = math.prod(round_up(side, image.align) for side in image.padded_size) <= allowed_pixels
     samples = _choose(image, rows, columns, whole, allowed_pixels)
-    step = TileStep(network, adapter)
+    step = NetworkTileRunner(network, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
     reference: np.ndarray | None = None
@@ -94,7 +94,7 @@ def execution_error(
         del result
     margins = _margins(image.align, rows.tile, columns.tile, allowed_pixels)
     context = f"tiles with {min(margins)} px more context on each side"
-    return MeasuredError(
+    return SampledError(
         psnr_db=_decibel(_upper_mean(squares, tiles.tiles)),
         max_error=largest,
         tiles_sampled=len(samples),
@@ -104,12 +104,12 @@ def execution_error(
 
 
 def precision_error(
-    network: NetworkSpec,
-    adapter: Adapter,
-    source: Source,
+    network: RunnableNetwork,
+    adapter: ValueAdapter,
+    source: RowSource,
     image: ImageGeometry,
     allowed_pixels: int,
-) -> MeasuredError:
+) -> SampledError:
     """Measure the error of the network's precision against fp32 on parts of the image.
 
     A part has at most ``allowed_pixels`` input pixels: fp32 takes twice the memory of half
@@ -129,7 +129,7 @@ def precision_error(
     ]
     assert network.make_fp32_forward is not None, "low precision needs the same model in fp32"
     exact = dataclasses.replace(network, forward=network.make_fp32_forward(), precision="fp32")
-    low, high = TileStep(network, adapter), TileStep(exact, adapter)
+    low, high = NetworkTileRunner(network, adapter), NetworkTileRunner(exact, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
     for _, area in _areas(source, image, samples):
@@ -137,7 +137,7 @@ def precision_error(
         squares.append((float(np.square(difference).sum(dtype=np.float64)), difference.size))
         largest = max(largest, float(abs(difference).max()))
     bound = _decibel(_upper_mean(squares, count))
-    return MeasuredError(bound, largest, len(samples), count, "fp32")
+    return SampledError(bound, largest, len(samples), count, "fp32")
 
 
 def _part_axes(image: ImageGeometry, allowed_pixels: int) -> _Axes:
@@ -198,11 +198,11 @@ def _extend(axis: TileAxis, index: int, margin: int) -> tuple[int, int]:
 
 
 def _areas(
-    source: Source, image: ImageGeometry, samples: list[_Sample]
+    source: RowSource, image: ImageGeometry, samples: list[_Sample]
 ) -> Iterator[tuple[_Sample, np.ndarray]]:
     """Yield each sample's reference area, read in one pass down the image."""
     tallest = max(sample.height for sample in samples)
-    window = RowWindow(source, *image.padded_size, tallest)
+    window = SlidingRowWindow(source, *image.padded_size, tallest)
     for sample in sorted(samples, key=lambda s: s.top):
         rows = window.rows(sample.top, sample.top + sample.height)
         yield sample, rows[:, sample.left : sample.left + sample.width]
@@ -240,7 +240,7 @@ def _compare(
     return (float(squares.sum(dtype=np.float64)), float(total)), largest
 
 
-def _rounded(values: np.ndarray, adapter: Adapter) -> np.ndarray:
+def _rounded(values: np.ndarray, adapter: ValueAdapter) -> np.ndarray:
     """Round values as the sink stores them.
 
     Two results on either side of a rounding boundary differ by a whole step.

@@ -18,7 +18,7 @@ from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.plan import ImageGeometry, TileStrategy
 from lowtide.streaming.tiles.grid import min_tile, round_up, split_axis
-from lowtide.streaming.tiles.tile_step import PendingBatch, TileStep
+from lowtide.streaming.tiles.tile_step import NetworkTileRunner, PendingBatch
 
 T = TypeVar("T")
 Tiles = Sequence[np.ndarray]
@@ -36,7 +36,7 @@ class RetryingTileRunner:
     """
 
     def __init__(
-        self, step: TileStep, image: ImageGeometry, tiles: TileStrategy, device: str
+        self, step: NetworkTileRunner, image: ImageGeometry, tiles: TileStrategy, device: str
     ) -> None:
         self._step, self._image, self._tiles, self._device = step, image, tiles, device
         self.batch = tiles.batch
@@ -191,7 +191,7 @@ class RetryingTileRunner:
 
 
 @dataclass
-class DeviceWorker:
+class TileWorker:
     """One device's network and the thread that runs its tiles.
 
     With a single worker, the thread is not used.
@@ -204,7 +204,7 @@ class DeviceWorker:
     )
 
 
-class DeviceWorkers:
+class TileWorkerPool:
     """Runs groups of tiles on ``workers`` in parallel, one group per worker at a time.
 
     A single worker may have ``in_flight`` groups in flight to its device and back. Results come in
@@ -213,7 +213,7 @@ class DeviceWorkers:
     `close` ends the threads.
     """
 
-    def __init__(self, workers: Sequence[DeviceWorker], in_flight: int = 1) -> None:
+    def __init__(self, workers: Sequence[TileWorker], in_flight: int = 1) -> None:
         self._workers, self._active, self._in_flight = list(workers), list(workers), in_flight
         self._failure_events: list[str] = []
 
@@ -250,7 +250,7 @@ class DeviceWorkers:
             return
         remaining, running = (
             iter(groups),
-            deque[tuple[Tiles, DeviceWorker, Future[Results]]](),
+            deque[tuple[Tiles, TileWorker, Future[Results]]](),
         )
         while True:
             busy = [lane for _, lane, _ in running]
@@ -266,7 +266,7 @@ class DeviceWorkers:
         for lane in self._workers:
             lane.executor.shutdown(cancel_futures=True)
 
-    def _result(self, group: Tiles, worker: DeviceWorker, future: Future[Results]) -> Results:
+    def _result(self, group: Tiles, worker: TileWorker, future: Future[Results]) -> Results:
         while True:
             try:
                 return future.result()
@@ -277,7 +277,7 @@ class DeviceWorkers:
             worker = self._active[0]
             future = worker.executor.submit(worker.runner, group)
 
-    def _drop(self, worker: DeviceWorker, error: RuntimeError) -> None:
+    def _drop(self, worker: TileWorker, error: RuntimeError) -> None:
         if worker not in self._active:
             return  # it already failed on another group
         self._active.remove(worker)

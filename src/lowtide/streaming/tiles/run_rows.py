@@ -17,9 +17,9 @@ import torch
 
 from lowtide.core.errors import UsageError
 from lowtide.core.heap import trim_heap
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.core.scratch import ScratchFile, ScratchSpace
-from lowtide.core.signal import Adapter, ClosedOnExit, Sink, Source
+from lowtide.core.signal import ClosedOnExit, RowSink, RowSource, ValueAdapter
 from lowtide.memory.plan import ImageGeometry, StreamedStrategy
 from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
@@ -27,15 +27,15 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import cut_segments
 from lowtide.streaming.engine.source_run import read_values, run_source
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
-from lowtide.streaming.tiles.tile_step import NetworkSpec
+from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 
 def run_streamed(
-    network: NetworkSpec,
-    adapter: Adapter,
+    network: RunnableNetwork,
+    adapter: ValueAdapter,
     program: StreamProgram,
-    source: Source,
-    sink: Sink,
+    source: RowSource,
+    sink: RowSink,
     image: ImageGeometry,
     bands: StreamedStrategy,
     *,
@@ -131,7 +131,7 @@ class _Meter:
 
     def add_band(self, share: float) -> None:
         """Report a band that was this share of one network input's work."""
-        check_cancel(self._cancel)
+        raise_if_cancelled(self._cancel)
         self._share += share / self._inputs
         self._progress.advance_to(int(self._share * self._total))
 
@@ -150,11 +150,11 @@ def panel_columns(image: ImageGeometry, bands: StreamedStrategy) -> TileAxis:
 
 
 def run_panels(
-    network: NetworkSpec,
-    adapter: Adapter,
+    network: RunnableNetwork,
+    adapter: ValueAdapter,
     program: StreamProgram,
-    source: Source,
-    sink: Sink,
+    source: RowSource,
+    sink: RowSink,
     image: ImageGeometry,
     bands: StreamedStrategy,
     *,
@@ -180,19 +180,21 @@ def run_panels(
     height, width, channels = source.shape
     with ExitStack() as files:
         panels = [
-            files.enter_context(RowFile((height, each, channels), source.dtype, scratch.folder))
+            files.enter_context(
+                ScratchRowFile((height, each, channels), source.dtype, scratch.folder)
+            )
             for _, each in _panel_spans(columns, width)
         ]
         _split_into_panels(source, panels, columns, cancel)
         # The memory of its decoder would stay allocated while every panel runs.
         source.close()
         trim_heap(collect=True)
-        results = list[RowFile]()
+        results = list[ScratchRowFile]()
         for index, panel in enumerate(panels):
             low, high = columns.span(index)
             owned_width = min(high, image.width) - low
             shape = height * image.scale, owned_width * image.scale, adapter.channels
-            result = RowFile(shape, adapter.dtype, scratch.folder)
+            result = ScratchRowFile(shape, adapter.dtype, scratch.folder)
             results.append(files.enter_context(result))
             left = (low - columns.starts[index]) * image.scale
             run_streamed(
@@ -226,25 +228,27 @@ def _panel_spans(columns: TileAxis, width: int) -> list[tuple[int, int]]:
 
 
 def _split_into_panels(
-    source: Source, panels: Sequence[RowFile], columns: TileAxis, cancel: Cancel
+    source: RowSource, panels: Sequence[ScratchRowFile], columns: TileAxis, cancel: Cancel
 ) -> None:
     """Write each panel's columns of every row to its file."""
     shares = _panel_spans(columns, source.shape[1])
     for top in range(0, source.shape[0], COPY_ROWS):
-        check_cancel(cancel)
+        raise_if_cancelled(cancel)
         rows = read_values(source, top, top + COPY_ROWS)
         for (left, width), panel in zip(shares, panels, strict=True):
             panel.write(top, rows[:, left : left + width])
 
 
-def _join_panels(results: Sequence[RowFile], sink: Sink, height: int, cancel: Cancel) -> None:
+def _join_panels(
+    results: Sequence[ScratchRowFile], sink: RowSink, height: int, cancel: Cancel
+) -> None:
     for top in range(0, height, COPY_ROWS):
-        check_cancel(cancel)
+        raise_if_cancelled(cancel)
         last = min(top + COPY_ROWS, height)
         sink.write(top, np.concatenate([panel.read(top, last) for panel in results], axis=1))
 
 
-class RowFile(ClosedOnExit):
+class ScratchRowFile(ClosedOnExit):
     """Scratch file of rows, a sink and then a source; its place on disk is freed by `close`."""
 
     def __init__(
@@ -276,7 +280,7 @@ class _PanelSink:
     From column ``left`` on, as many as ``target`` is wide.
     """
 
-    def __init__(self, target: RowFile, left: int) -> None:
+    def __init__(self, target: ScratchRowFile, left: int) -> None:
         self._target, self._left = target, left
 
     def write(self, first: int, values: np.ndarray) -> None:

@@ -10,23 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.core.scratch import ScratchSpace
-from lowtide.core.signal import Adapter, Sink, Source
+from lowtide.core.signal import RowSink, RowSource, ValueAdapter
 from lowtide.memory.plan import ImageGeometry, Plan, StreamedStrategy, TileStrategy
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.source_run import RowWindow
+from lowtide.streaming.engine.source_run import SlidingRowWindow
 from lowtide.streaming.tiles.grid import TileAxis, tile_axes
-from lowtide.streaming.tiles.recovery import DeviceWorker, DeviceWorkers, RetryingTileRunner
+from lowtide.streaming.tiles.recovery import RetryingTileRunner, TileWorker, TileWorkerPool
 from lowtide.streaming.tiles.run_rows import run_panels, run_streamed
-from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, NetworkSpec, TileStep
+from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, NetworkTileRunner, RunnableNetwork
 
 _WRITE_ROWS = 16  # convert rows in blocks, so that no second strip exists
 Retry = Callable[[Callable[[], np.ndarray]], np.ndarray]
 
 
 @dataclass
-class RunOutcome:
+class TileRunOutcome:
     """Outcome of a run: tiles run, tiles redone in fp32, and recovery events."""
 
     tiles: int = 0
@@ -35,10 +35,10 @@ class RunOutcome:
 
 
 def execute_plan(
-    network: NetworkSpec,
-    adapter: Adapter,
-    source: Source,
-    sink: Sink,
+    network: RunnableNetwork,
+    adapter: ValueAdapter,
+    source: RowSource,
+    sink: RowSink,
     plan: Plan,
     *,
     on_rows: Callable[[int], None] | None = None,
@@ -47,8 +47,8 @@ def execute_plan(
     before_step: Callable[[int], object] | None = None,
     program: StreamProgram | None = None,
     scratch: Path | None = None,
-    replicas: Sequence[NetworkSpec] = (),
-) -> RunOutcome:
+    replicas: Sequence[RunnableNetwork] = (),
+) -> TileRunOutcome:
     """Run the whole ``source``, (H, W, C), by ``plan``.
 
     Args:
@@ -88,46 +88,47 @@ def execute_plan(
                 cancel=cancel,
                 before_step=before_step,
             )
-        return RunOutcome(tiles=1)
+        return TileRunOutcome(tiles=1)
     return _run_tiles(
         network, adapter, source, sink, image, strategy, on_rows, cancel, over_budget, replicas
     )
 
 
 def _run_tiles(
-    network: NetworkSpec,
-    adapter: Adapter,
-    source: Source,
-    sink: Sink,
+    network: RunnableNetwork,
+    adapter: ValueAdapter,
+    source: RowSource,
+    sink: RowSink,
     image: ImageGeometry,
     tiles: TileStrategy,
     on_rows: Callable[[int], None] | None,
     cancel: Cancel,
     over_budget: Callable[[], bool] | None,
-    replicas: Sequence[NetworkSpec],
-) -> RunOutcome:
+    replicas: Sequence[RunnableNetwork],
+) -> TileRunOutcome:
     rows, columns = tile_axes(image, tiles)
     transfer = AsyncTileTransfer(network.device) if tiles.in_flight > 1 else None
     steps = [
-        TileStep(one, adapter, transfer) for one in (network, *replicas[: tiles.device_count - 1])
+        NetworkTileRunner(one, adapter, transfer)
+        for one in (network, *replicas[: tiles.device_count - 1])
     ]
     runners = [RetryingTileRunner(step, image, tiles, step.network.device) for step in steps]
-    workers = DeviceWorkers(
-        [DeviceWorker(one.network.device, by) for one, by in zip(steps, runners, strict=True)],
+    workers = TileWorkerPool(
+        [TileWorker(one.network.device, by) for one, by in zip(steps, runners, strict=True)],
         tiles.in_flight,
     )
-    window = RowWindow(source, *image.padded_size, rows.tile)
+    window = SlidingRowWindow(source, *image.padded_size, rows.tile)
     retry = runners[0].with_retry
     height, width, _ = source.shape
     merger = StripMerger(rows, columns, adapter, sink, (height, width), network.scale, retry=retry)
-    outcome = RunOutcome()
+    outcome = TileRunOutcome()
     across = len(columns.starts)
     # With several groups in flight, tiles are still read after the window has moved on.
     copy_tiles = tiles.in_flight > 1 or len(steps) > 1
     groups = _groups(window, rows, columns, workers, copy_tiles=copy_tiles)
     try:
         for results in workers.run(groups):
-            check_cancel(cancel)
+            raise_if_cancelled(cancel)
             row, column = divmod(outcome.tiles, across)
             _merge(merger, row, column, results)
             outcome.tiles += len(results)
@@ -146,10 +147,10 @@ def _run_tiles(
 
 
 def _groups(
-    window: RowWindow,
+    window: SlidingRowWindow,
     rows: TileAxis,
     columns: TileAxis,
-    workers: DeviceWorkers,
+    workers: TileWorkerPool,
     *,
     copy_tiles: bool,
 ) -> Iterator[Sequence[np.ndarray]]:
@@ -193,8 +194,8 @@ class StripMerger:
         self,
         rows: TileAxis,
         columns: TileAxis,
-        adapter: Adapter,
-        sink: Sink,
+        adapter: ValueAdapter,
+        sink: RowSink,
         size: tuple[int, int],
         scale: int,
         retry: Retry = _no_retry,

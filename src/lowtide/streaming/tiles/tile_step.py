@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowtide.core.errors import NotFiniteError
 from lowtide.core.option import Precision
-from lowtide.core.signal import Adapter
+from lowtide.core.signal import ValueAdapter
 
 Forward = Callable[[Tensor], Tensor]
 # What most of a network's layers compute in; inputs and outputs are fp32.
@@ -28,7 +28,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 
 @dataclass(frozen=True)
-class NetworkSpec:
+class RunnableNetwork:
     """A model as the runner needs it: a function on (B, C, H, W), with metadata.
 
     Attributes:
@@ -72,7 +72,7 @@ class PendingBatch:
     result_sum: PendingResult
 
 
-class TileStep:
+class NetworkTileRunner:
     """Runs equal tiles through a network, converted by an adapter.
 
     A call is `begin` followed by `finish`. With an asynchronous ``transfer``, Python continues
@@ -80,7 +80,7 @@ class TileStep:
     """
 
     def __init__(
-        self, network: NetworkSpec, adapter: Adapter, transfer: TileTransfer | None = None
+        self, network: RunnableNetwork, adapter: ValueAdapter, transfer: TileTransfer | None = None
     ) -> None:
         self.network = network
         self.adapter = adapter
@@ -208,12 +208,12 @@ def _empty_pinned(like: Tensor) -> Tensor:
 _CHANNEL_GROUP = 8
 
 
-def in_memory_format(network: NetworkSpec) -> NetworkSpec:
+def in_memory_format(network: RunnableNetwork) -> RunnableNetwork:
     """Return ``network`` with channels-last inputs if `takes_channels_last`."""
     return replace(network, channels_last=takes_channels_last(network))
 
 
-def takes_channels_last(network: NetworkSpec) -> bool:
+def takes_channels_last(network: RunnableNetwork) -> bool:
     """Return whether ``network`` takes channels-last inputs.
 
     On the CPU if it has convolutions: of 27 kinds of networks none took more than 1.02 of the time

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lowtide.core.errors import InputError, UsageError
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 
 # Batches prefetched per thread.
 _PREFETCH_PER_WORKER = 2
@@ -25,8 +25,8 @@ _CACHED_EPOCHS = 4
 _SHUFFLE_KEY, _SAMPLE_KEY = 0, 1
 
 
-class Samples(Protocol):
-    """Interface of datasets, such as `Patches`: each sample is one or several arrays."""
+class SampleDataset(Protocol):
+    """Interface of datasets, such as `PatchSamples`: each sample is one or several arrays."""
 
     def __len__(self) -> int:
         """Return the number of items that samples are drawn from."""
@@ -48,7 +48,7 @@ class Samples(Protocol):
         ...
 
 
-class Batches:
+class BatchLoader:
     """Deterministic source of training batches by step, with threaded prefetch.
 
     All items are visited in an order shuffled anew in each epoch; each visit takes one random
@@ -69,7 +69,7 @@ class Batches:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: SampleDataset,
         *,
         batch: int,
         seed: int,
@@ -129,7 +129,7 @@ class Batches:
             pool.shutdown(cancel_futures=True)
 
     def _shuffle(self, epoch: int) -> np.ndarray:
-        return philox(self._seed, _SHUFFLE_KEY, epoch, 0).permutation(len(self.samples))
+        return philox_generator(self._seed, _SHUFFLE_KEY, epoch, 0).permutation(len(self.samples))
 
     def _index(self, step: int, batch_position: int, offset: int) -> int:
         """Return the index of a sample's item, or of the one ``offset`` on in the epoch."""
@@ -140,7 +140,7 @@ class Batches:
         for offset in range(len(self.samples)):
             index = self._index(step, batch_position, offset)
             # A fresh generator: what a damaged file drew must not change the next sample.
-            generator = philox(self._seed, _SAMPLE_KEY, step, batch_position)
+            generator = philox_generator(self._seed, _SAMPLE_KEY, step, batch_position)
             try:
                 return self.samples.sample(index, generator)
             except InputError as error:

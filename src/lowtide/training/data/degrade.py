@@ -16,7 +16,7 @@ import pyvips
 
 from lowtide.models.resample import keys_cubic, resize_cubic
 from lowtide.training.data.kernels import (
-    BlurConfig,
+    BlurKernelConfig,
     Range,
     apply_kernel,
     draw_kernel,
@@ -42,7 +42,7 @@ class StageConfig:
     qualities.
     """
 
-    blur: BlurConfig = field(default_factory=BlurConfig)
+    blur: BlurKernelConfig = field(default_factory=BlurKernelConfig)
     resize_shares: tuple[float, float, float] = (0.2, 0.7, 0.1)
     resize: Range = (0.15, 1.5)
     gaussian_share: float = 0.5
@@ -55,7 +55,7 @@ class StageConfig:
 def _second_stage() -> StageConfig:
     """Return the paper's parameters of the second, weaker stage."""
     return StageConfig(
-        BlurConfig(share=0.8, sigma=(0.2, 1.5)),
+        BlurKernelConfig(share=0.8, sigma=(0.2, 1.5)),
         (0.3, 0.4, 0.3),
         (0.3, 1.2),
         gaussian=(1.0, 25.0),

@@ -188,7 +188,8 @@ def undersized_problems(
     ``requirement`` names the thing that needs such a side.
     """
     return [
-        f"{path}: {size_text(info)} is smaller than {requirement} of {min_side:,} x {min_side:,}"
+        f"{path}: {image_size_text(info)} is smaller than {requirement} of {min_side:,} x "
+        f"{min_side:,}"
         for path, info in zip(paths, infos, strict=True)
         if min(info.width, info.height) < min_side
     ]
@@ -199,13 +200,14 @@ def require_same_size(pixels: np.ndarray, info: ImageInfo, path: Path) -> np.nda
     height, width = pixels.shape[:2]
     if (height, width) != (info.height, info.width):
         raise InputError(
-            f"{path}: {width:,} x {height:,} pixels, but {size_text(info)} when the run began",
+            f"{path}: {width:,} x {height:,} pixels, but {image_size_text(info)} when the run "
+            "began",
             hint="do not change the training images during a run",
         )
     return pixels
 
 
-def size_text(info: ImageInfo) -> str:
+def image_size_text(info: ImageInfo) -> str:
     """Format width and height for messages."""
     return f"{info.width:,} x {info.height:,} pixels"
 

@@ -31,7 +31,7 @@ _SMALL_SIZE, _CUTOFF_SMALL, _CUTOFF = 13, math.pi / 3, math.pi / 5
 
 
 @dataclass(frozen=True)
-class BlurConfig:
+class BlurKernelConfig:
     """Distribution of random blur kernels; the defaults are the paper's first stage.
 
     ``share`` of the images are blurred, ``sinc_share`` of these by a sinc filter. ``sigma`` is
@@ -78,7 +78,7 @@ def sinc_kernel(size: int, cutoff: float) -> np.ndarray:
     return kernel / kernel.sum()
 
 
-def draw_kernel(config: BlurConfig, generator: np.random.Generator) -> np.ndarray:
+def draw_kernel(config: BlurKernelConfig, generator: np.random.Generator) -> np.ndarray:
     """Draw a random kernel (size, size) from the distribution of ``config``."""
     if generator.random() < config.sinc_share:
         return draw_sinc(generator)
@@ -92,7 +92,7 @@ def draw_kernel(config: BlurConfig, generator: np.random.Generator) -> np.ndarra
     return gaussian_kernel(size, sigma, angle, shape, _draw_exponent(config, shape, generator))
 
 
-def _draw_exponent(config: BlurConfig, shape: Shape, generator: np.random.Generator) -> float:
+def _draw_exponent(config: BlurKernelConfig, shape: Shape, generator: np.random.Generator) -> float:
     """Draw an exponent, below and above 1 equally often whatever the range."""
     low, high = config.plateau if shape == "plateau" else config.generalized
     middle = min(max(low, 1.0), high)

@@ -22,10 +22,10 @@ from lowtide.training.data.image_cache import (
     ImageCache,
     ImageFolders,
     find_images,
+    image_size_text,
     raise_problems,
     read_headers,
     require_same_size,
-    size_text,
     undersized_problems,
     unit_range,
 )
@@ -41,7 +41,7 @@ Degradation = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 """Makes LQ (H / scale, W / scale, 3) of GT (H, W, 3), the scale and random numbers."""
 
 
-class PairedFolders:
+class PairedImageFolders:
     """Dataset of GT folders and LQ folders, whose images are ``scale`` times smaller.
 
     Files are paired as in BasicSR: the first of ``gt`` belongs to the first of ``lq``, and so on;
@@ -165,7 +165,8 @@ def _check_sizes(
             problems += [entry for entry in (high, low) if isinstance(entry, str)]
         elif (high.width, high.height) != (low.width * scale, low.height * scale):
             problems.append(
-                f"{pair[0]}: {size_text(high)} is not {scale} times {pair[1]}: {size_text(low)}"
+                f"{pair[0]}: {image_size_text(high)} is not {scale} times {pair[1]}: "
+                f"{image_size_text(low)}"
             )
         else:
             good.append(pair)
@@ -234,8 +235,8 @@ def _crop_halo(image: np.ndarray, halo: int) -> np.ndarray:
     return image[halo : image.shape[0] - halo, halo : image.shape[1] - halo]
 
 
-class PatchData(Protocol):
-    """Interface of patch datasets: `PairedFolders` or `HighResolutionFolders`."""
+class PatchDataset(Protocol):
+    """Interface of patch datasets: `PairedImageFolders` or `HighResolutionFolders`."""
 
     scale: int
 
@@ -261,14 +262,14 @@ class PatchData(Protocol):
         ...
 
 
-class Patches:
-    """Samples of `Batches`: patches of ``data``, ``patch`` LQ pixels on a side.
+class PatchSamples:
+    """Samples of `BatchLoader`: patches of ``data``, ``patch`` LQ pixels on a side.
 
     Raises `UsageError` for a patch without pixels and `InputError` for images smaller than one.
     """
 
     def __init__(
-        self, data: PatchData, patch: int, augmentation: Augmentation | None = None
+        self, data: PatchDataset, patch: int, augmentation: Augmentation | None = None
     ) -> None:
         if patch < 1:
             raise UsageError(f"patch must be 1 or more: {patch}")

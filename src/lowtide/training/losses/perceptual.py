@@ -153,7 +153,7 @@ def _load_vgg19(path: Path, deepest: int) -> nn.Sequential:
     with torch.device("meta"):
         network = nn.Sequential(*list(vgg19(weights=None).features.children())[: deepest + 1])
     needed = network.state_dict()
-    found = read_tensors(path, "perceptual weights", _WEIGHTS_HINT)
+    found = read_pretrained_tensors(path, "perceptual weights", _WEIGHTS_HINT)
     network.load_state_dict(
         select_features(found, needed, path, "VGG19", _WEIGHTS_HINT), assign=True
     )
@@ -164,7 +164,7 @@ def _load_vgg19(path: Path, deepest: int) -> nn.Sequential:
     return network.requires_grad_(False).eval()
 
 
-def read_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
+def read_pretrained_tensors(path: Path, what: str, hint: str) -> dict[str, Tensor]:
     """Return the tensors of a .pth or .safetensors file, of any shape, on the CPU.
 
     No code of the file is run. ``what`` names the weights in messages. Raises UsageError with
@@ -298,7 +298,7 @@ def _local_backbone_weights(net: Net, path: Path) -> Iterator[None]:
         if key.startswith("features.")
     }
     loaded = select_features(
-        read_tensors(path, f"{name} weights", hint), features, path, name, hint
+        read_pretrained_tensors(path, f"{name} weights", hint), features, path, name, hint
     )
     # The classifier is never used: one expanded zero stands for each of its tensors.
     state = {key: torch.zeros(1).expand(tensor.shape) for key, tensor in expected.items()}

@@ -33,9 +33,17 @@ from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.setup import limited_build, save_weights
 from lowtide.training.state import FileFacts
-from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
+from lowtide.training.task import (
+    Batch,
+    BatchSource,
+    LossTerm,
+    Objective,
+    ObjectiveLosses,
+    TrainTask,
+    Validator,
+)
 from lowtide.training.tasks.denoise_config import DenoiseConfig, PhotographData
-from lowtide.training.train_step import TrainedNetwork
+from lowtide.training.train_step import TrainableNetwork
 
 NETWORK = "denoiser"
 # Added to levels, of data in -1..1: without it the faintest noise would count without limit.
@@ -46,7 +54,7 @@ _CLIPPED = 0.25
 
 
 class NoisyPatches:
-    """Samples of `Batches`: noisy patches with the clean ones and what the network is given.
+    """Samples of `BatchLoader`: noisy patches with the clean ones and what the network is given.
 
     Args:
         photographs: Clean patches.
@@ -55,7 +63,7 @@ class NoisyPatches:
     """
 
     def __init__(
-        self, photographs: PhotographFolders, noise: DrawnNoise, config: DenoiseConfig
+        self, photographs: PhotographFolders, noise: NoiseModelSampler, config: DenoiseConfig
     ) -> None:
         data = config.datasets.train
         photographs.check_patch_size(data.patch_size)
@@ -106,7 +114,9 @@ class CleanImageObjective(Objective):
 
     trains = (NETWORK,)
 
-    def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
+    def forward(
+        self, networks: Mapping[str, TrainableNetwork], batch: Batch, step: int
+    ) -> ObjectiveLosses:
         """Return the loss ``denoising``."""
         noisy, clean, level, parameters = batch
         trained = networks[NETWORK]
@@ -119,23 +129,23 @@ class CleanImageObjective(Objective):
         state = 2 * noisy - 1
         found = trained(state * shrunk, film).float()
         errors = (kept * state + made * found - (2 * clean - 1)).square().mean((1, 2, 3))
-        return Losses({"denoising": Term((errors / (sigma + _FAINT)).mean())})
+        return ObjectiveLosses({"denoising": LossTerm((errors / (sigma + _FAINT)).mean())})
 
 
 def make_denoiser_task(
     config: DenoiseConfig,
     network: SlimUNetConfig,
-    data: Data,
+    data: BatchSource,
     *,
     make_validator: Callable[[Path, str], Validator | None],
     files: Mapping[str, FileFacts],
-) -> Task:
+) -> TrainTask:
     """Build the task of a denoiser's training, with weights initialized from the seed."""
     torch.manual_seed(config.manual_seed)
     train = config.datasets.train
     with limited_build("network"):
         unet = SlimUNet(network)
-    return Task(
+    return TrainTask(
         {NETWORK: unet},
         {NETWORK: config.train.optim},
         [CleanImageObjective()],
@@ -160,7 +170,7 @@ def save_denoiser(path: Path, network: nn.Module, config: DenoiseConfig) -> Path
 
 
 @dataclass(frozen=True)
-class DrawnNoise:
+class NoiseModelSampler:
     """Noise models of random levels, or of random ISOs of a camera.
 
     Attributes:
@@ -213,7 +223,7 @@ class DrawnNoise:
         return issubclass(noise_model_class(self.name), RawCameraNoise)
 
 
-def drawn_noise(data: PhotographData) -> DrawnNoise:
+def noise_model_sampler(data: PhotographData) -> NoiseModelSampler:
     """Return the noise of a configuration.
 
     Raises:
@@ -222,7 +232,7 @@ def drawn_noise(data: PhotographData) -> DrawnNoise:
     """
     levels = data.sigma[0] / 255, data.sigma[1] / 255
     if data.noise in _DRAWN:
-        return DrawnNoise(data.noise, levels)
+        return NoiseModelSampler(data.noise, levels)
     path = Path(data.noise)
     if not exists(path):
         known = data.noise in noise_model_names()
@@ -232,21 +242,21 @@ def drawn_noise(data: PhotographData) -> DrawnNoise:
             hint="--noise FILE, with a table that `lowtide train noise` wrote",
         )
     table = load_noise(path)
-    return DrawnNoise(table.noise_model, levels, table)
+    return NoiseModelSampler(table.noise_model, levels, table)
 
 
-def is_linear(data: PhotographData, noise: DrawnNoise) -> bool:
+def is_linear(data: PhotographData, noise: NoiseModelSampler) -> bool:
     """Return whether photographs are converted to values in proportion to light."""
     return noise.is_raw if data.linear is None else data.linear
 
 
-def clipped_share(data: PhotographData, noise: DrawnNoise) -> float:
+def clipped_share(data: PhotographData, noise: NoiseModelSampler) -> float:
     """Return the share of patches that are clipped and rounded."""
     usual = 0.0 if noise.is_raw else _CLIPPED
     return usual if data.clipped is None else data.clipped
 
 
-def network_config(config: DenoiseConfig, noise: DrawnNoise) -> SlimUNetConfig:
+def network_config(config: DenoiseConfig, noise: NoiseModelSampler) -> SlimUNetConfig:
     """Return the network's configuration, with all that its file says of its noise.
 
     Raises `UsageError` for one that makes no network.

@@ -12,12 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import InputError
-from lowtide.core.philox import philox
+from lowtide.core.philox import philox_generator
 from lowtide.models.ldm4ts.model import LDM4TSModel
 from lowtide.training.state import FileFacts
-from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
+from lowtide.training.task import (
+    Batch,
+    BatchSource,
+    LossTerm,
+    Objective,
+    ObjectiveLosses,
+    TrainTask,
+    Validator,
+)
 from lowtide.training.tasks.forecast_config import ForecastConfig
-from lowtide.training.train_step import TrainedNetwork
+from lowtide.training.train_step import TrainableNetwork
 
 DENOISER = "denoiser"
 # Windows that are validated on, each with as much noise in every validation; how many at once.
@@ -77,7 +85,7 @@ class ResidualWindows:
 
 
 class NoisyWindows:
-    """Samples of `Batches`: windows, each with the noise and the noise level it is trained at.
+    """Samples of `BatchLoader`: windows, each with the noise and the noise level it is trained at.
 
     Args:
         windows: The windows.
@@ -105,13 +113,13 @@ class NoisyWindows:
 
     def example(self, batch: int) -> tuple[Tensor, ...]:
         """Return a batch of ``batch`` samples as meta tensors."""
-        made = self.sample(0, philox(0, 0, 0, 0))
+        made = self.sample(0, philox_generator(0, 0, 0, 0))
         return tuple(
             torch.from_numpy(one).to("meta").expand(batch, *one.shape).contiguous() for one in made
         )
 
 
-class DenoisingObjective(Objective):
+class VelocityObjective(Objective):
     """Squared error of the denoiser's velocity, in units of the paths.
 
     The batch is (look-back, residual path, noise, noise level): (B, L, D), (B, H, D), (B, C, h, w)
@@ -120,7 +128,9 @@ class DenoisingObjective(Objective):
 
     trains = (DENOISER,)
 
-    def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
+    def forward(
+        self, networks: Mapping[str, TrainableNetwork], batch: Batch, step: int
+    ) -> ObjectiveLosses:
         """Return the loss ``denoising``."""
         context, paths, noise, level = batch
         denoiser = networks[DENOISER]
@@ -128,10 +138,10 @@ class DenoisingObjective(Objective):
         made = denoiser(noisy, level, context)
         network = denoiser.network
         assert isinstance(network, LDM4TSModel)
-        return Losses({"denoising": Term(network.velocity_error(made, velocity))})
+        return ObjectiveLosses({"denoising": LossTerm(network.velocity_error(made, velocity))})
 
 
-class DenoisingValidation:
+class VelocityValidator:
     """Squared error of the velocity on windows not trained on, as a share of the Gaussian's.
 
     It is of velocities decoded to paths, with what the network adds weighted by the ``strength``
@@ -159,7 +169,7 @@ class DenoisingValidation:
         """Set the strength of ``network``; return ``error_share`` and ``strength``."""
         assert isinstance(network, LDM4TSModel)
         count = len(self._paths)
-        noise = philox(self._seed, _PURPOSE, 0, 0).standard_normal(
+        noise = philox_generator(self._seed, _PURPOSE, 0, 0).standard_normal(
             (count, *network.latent_shape), np.float32
         )
         levels = (np.arange(count) * _GOLDEN % 1 * self._levels).astype(np.int64)
@@ -180,17 +190,17 @@ class DenoisingValidation:
 def make_denoising_task(
     config: ForecastConfig,
     denoiser: LDM4TSModel,
-    data: Data,
+    data: BatchSource,
     *,
     save: Callable[[Path, nn.Module], Path],
     make_validator: Callable[[Path, str], Validator | None],
     files: Mapping[str, FileFacts],
-) -> Task:
+) -> TrainTask:
     """Build the task of a forecaster's training, on a denoiser whose autoencoder is fitted."""
-    return Task(
+    return TrainTask(
         {DENOISER: denoiser},
         {DENOISER: config.train.optim},
-        [DenoisingObjective()],
+        [VelocityObjective()],
         data,
         save=save,
         make_validator=make_validator,

@@ -96,7 +96,7 @@ class SrTrain(Train, frozen=True):
         return losses
 
 
-class Metric(ConfigSection, frozen=True):
+class MetricEntry(ConfigSection, frozen=True):
     """One entry of ``val.metrics``: a validation metric and how it is measured."""
 
     type: Literal["psnr", "ssim", "lpips", "dists"] = "psnr"
@@ -111,7 +111,7 @@ class Metric(ConfigSection, frozen=True):
         return self.type in ("lpips", "dists")
 
     @model_validator(mode="after")
-    def _validate_options(self) -> Metric:
+    def _validate_options(self) -> MetricEntry:
         if not self.is_learned and (self.weights or self.net):
             raise ValueError(f"{self.type} takes neither weights nor net")
         if self.is_learned and self.weights is None:
@@ -126,8 +126,8 @@ class Metric(ConfigSection, frozen=True):
 class SrVal(Val, frozen=True):
     """Section ``val``. The first of ``metrics`` chooses the best checkpoint."""
 
-    metrics: Annotated[dict[str, Metric], Field(min_length=1)] = Field(
-        default={"psnr": Metric()},
+    metrics: Annotated[dict[str, MetricEntry], Field(min_length=1)] = Field(
+        default={"psnr": MetricEntry()},
         description="Metrics by name: {psnr: {type: psnr}}; the first chooses the best weights.",
     )
     save_img: bool = Field(default=False, description="Keep the upscaled validation images.")
@@ -135,7 +135,7 @@ class SrVal(Val, frozen=True):
 
     @field_validator("metrics")
     @classmethod
-    def _reject_reserved_names(cls, metrics: dict[str, Metric]) -> dict[str, Metric]:
+    def _reject_reserved_names(cls, metrics: dict[str, MetricEntry]) -> dict[str, MetricEntry]:
         """Reject metric names that would overwrite other keys of a log row."""
         reserved = [name for name in metrics if name in _RESERVED_LOG_KEYS]
         if reserved:

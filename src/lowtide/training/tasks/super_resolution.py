@@ -18,9 +18,17 @@ from lowtide.training.losses.gan import discriminator_loss, generator_loss, grad
 from lowtide.training.run_config import LossEntry
 from lowtide.training.setup import loss_weight, save_weights
 from lowtide.training.state import FileFacts
-from lowtide.training.task import Batch, Data, Losses, Objective, Task, Term, Validator
+from lowtide.training.task import (
+    Batch,
+    BatchSource,
+    LossTerm,
+    Objective,
+    ObjectiveLosses,
+    TrainTask,
+    Validator,
+)
 from lowtide.training.tasks.sr_config import SrConfig
-from lowtide.training.train_step import TrainedNetwork
+from lowtide.training.train_step import TrainableNetwork
 
 _GAN = "ganloss"
 
@@ -34,7 +42,7 @@ class GanLoss:
     penalty_weight: float
 
 
-class PairsObjective(Objective):
+class GeneratorObjective(Objective):
     """Losses of a generator's image against its original, and the adversarial one.
 
     The batch is (low, high): (B, 3, H, W) and (B, 3, H * scale, W * scale), both in 0..1. The
@@ -48,12 +56,14 @@ class PairsObjective(Objective):
         self.entries, self.gan = entries, gan
         self.losses = nn.ModuleList(make_loss(entry.type, **entry.options) for entry in entries)
 
-    def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
+    def forward(
+        self, networks: Mapping[str, TrainableNetwork], batch: Batch, step: int
+    ) -> ObjectiveLosses:
         """Return each loss, and ``gan`` from the step on in which it starts."""
         low, high = batch
         prediction = networks["generator"](low).float()
         terms = {
-            entry.type: Term(loss(prediction, high), loss_weight(entry, step))
+            entry.type: LossTerm(loss(prediction, high), loss_weight(entry, step))
             for entry, loss in zip(self.entries, self.losses, strict=True)
         }
         if self.gan is not None and (weight := loss_weight(self.gan.entry, step)):
@@ -62,8 +72,10 @@ class PairsObjective(Objective):
                 fake = discriminator(prediction)
                 with torch.no_grad():
                     real = discriminator(high)
-            terms["gan"] = Term(generator_loss(self.gan.kind, fake.float(), real.float()), weight)
-        return Losses(terms, (prediction,))
+            terms["gan"] = LossTerm(
+                generator_loss(self.gan.kind, fake.float(), real.float()), weight
+            )
+        return ObjectiveLosses(terms, (prediction,))
 
 
 class DiscriminatorObjective(Objective):
@@ -79,31 +91,33 @@ class DiscriminatorObjective(Objective):
         super().__init__()
         self.gan, self.start_iter = gan, gan.entry.start_iter
 
-    def forward(self, networks: Mapping[str, TrainedNetwork], batch: Batch, step: int) -> Losses:
+    def forward(
+        self, networks: Mapping[str, TrainableNetwork], batch: Batch, step: int
+    ) -> ObjectiveLosses:
         """Return the scalar ``discriminator``, and the gradient penalties if there are any."""
         _, high, prediction = batch
         penalized = self.gan.penalty_weight > 0
         images = [one.detach().requires_grad_(penalized) for one in (high, prediction)]
         real, fake = (networks["discriminator"](one).float() for one in images)
-        terms = {"discriminator": Term(discriminator_loss(self.gan.kind, real, fake))}
+        terms = {"discriminator": LossTerm(discriminator_loss(self.gan.kind, real, fake))}
         if penalized:
             pairs = zip(("penalty_real", "penalty_fake"), (real, fake), images, strict=True)
             for name, logits, image in pairs:
                 # Of the mean logit, so that the penalty does not grow with the image size.
                 penalty = gradient_penalty(logits.mean((1, 2, 3)), image)
-                terms[name] = Term(penalty, self.gan.penalty_weight / 2)
-        return Losses(terms)
+                terms[name] = LossTerm(penalty, self.gan.penalty_weight / 2)
+        return ObjectiveLosses(terms)
 
 
 def make_pairs_task(
     config: SrConfig,
     generator: nn.Module,
-    data: Data,
+    data: BatchSource,
     discriminator: nn.Module | None = None,
     *,
     make_validator: Callable[[Path, str], Validator | None] | None = None,
     files: Mapping[str, FileFacts] | None = None,
-) -> Task:
+) -> TrainTask:
     """Build the task of a super-resolution training.
 
     A discriminator with a gradient penalty gets attention that can be differentiated twice.
@@ -115,13 +129,13 @@ def make_pairs_task(
     train, gan = config.train, _gan_loss(config)
     others = [entry for entry in train.losses if entry.type.lower() != _GAN]
     networks, optims = {"generator": generator}, {"generator": train.optim_g}
-    objectives: list[Objective] = [PairsObjective(others, gan)]
+    objectives: list[Objective] = [GeneratorObjective(others, gan)]
     if discriminator is not None and gan is not None:
         networks["discriminator"], optims["discriminator"] = discriminator, train.optim_d
         objectives.append(DiscriminatorObjective(gan))
         if gan.penalty_weight:
             _make_twice_differentiable(discriminator)
-    return Task(
+    return TrainTask(
         networks,
         optims,
         objectives,

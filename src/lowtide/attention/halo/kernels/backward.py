@@ -24,7 +24,7 @@ from lowtide.attention.halo.kernels.forward import (
     load_pixels,
     one_of,
     own_window,
-    pixels,
+    pixel_pointers,
     query_tile,
     store_pixels,
     tiles_inside,
@@ -158,8 +158,8 @@ def backward_key(
     offset = tl.arange(0, rows * columns)
     offset_y, offset_x = offset // columns, offset % columns
     if not fixed.tiled:
-        queries = pixels(q, offset_y, offset_x, q_strides, fixed)
-        givens = pixels(given, offset_y, offset_x, g_strides, fixed)
+        queries = pixel_pointers(q, offset_y, offset_x, q_strides, fixed)
+        givens = pixel_pointers(given, offset_y, offset_x, g_strides, fixed)
     # Load both elements of a query at once: otherwise Triton replicates them across threads.
     pairs = sums + 2 * (offset_y * width + offset_x)[:, None] + tl.arange(0, 2)[None, :]
     for step in range((last_down - first_down) * windows_right * tiles):

@@ -118,7 +118,7 @@ def head_of(base, batch, head, strides):
 
 
 @triton.jit
-def pixels(base, y, x, strides, fixed):
+def pixel_pointers(base, y, x, strides, fixed):
     """Return pointers to (pixels, padded head dim) elements of a head."""
     offsets = y.to(tl.int64) * strides[1] + x.to(tl.int64) * strides[2]
     return base + offsets[:, None] + tl.arange(0, fixed.padded_dim)[None, :]
@@ -133,7 +133,7 @@ def _wanted(valid, fixed):
 def load_pixels(base, y, x, valid, strides, fixed):
     """Load (pixels, padded head dim) elements of a head, zero where masked."""
     wanted = _wanted(valid, fixed)
-    return tl.load(pixels(base, y, x, strides, fixed), mask=wanted, other=0.0)
+    return tl.load(pixel_pointers(base, y, x, strides, fixed), mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -170,8 +170,8 @@ def load_keys(step, k, v, place, image, k_strides, v_strides, fixed):
     elif fixed.inside and keys % size == 0:
         y, x, seen = row + step * rows, column, row == row
         past = tl.cast(step * rows, tl.int64)
-        key = load_all(pixels(k, row, x, k_strides, fixed) + past * k_strides[1], fixed)
-        value = load_all(pixels(v, row, x, v_strides, fixed) + past * v_strides[1], fixed)
+        key = load_all(pixel_pointers(k, row, x, k_strides, fixed) + past * k_strides[1], fixed)
+        value = load_all(pixel_pointers(v, row, x, v_strides, fixed) + past * v_strides[1], fixed)
     else:
         y, x, at_y, at_x, seen, read = key_tile(step, first_y, first_x, image, fixed)
         key = load_pixels(k, at_y, at_x, read, k_strides, fixed)
@@ -188,7 +188,7 @@ def within_image(y, x, image):
 @triton.jit
 def store_pixels(base, values, y, x, valid, strides, fixed):
     """Store (pixels, padded head dim) values to a head, except where masked."""
-    tl.store(pixels(base, y, x, strides, fixed), values, mask=_wanted(valid, fixed))
+    tl.store(pixel_pointers(base, y, x, strides, fixed), values, mask=_wanted(valid, fixed))
 
 
 @triton.jit

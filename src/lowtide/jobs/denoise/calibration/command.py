@@ -21,7 +21,7 @@ from lowtide.jobs.denoise.calibration.photon_transfer import calibrate_sensor
 from lowtide.jobs.denoise.calibration.settings import CalibrationKeywords, CalibrationSettings
 from lowtide.jobs.denoise.calibration.volumes import SCALE_NOTE, calibrate_volumes
 from lowtide.jobs.engine.settings import show_keywords
-from lowtide.models.denoiser.noise_statistics import ImageStatistics, PairStatistics
+from lowtide.models.denoiser.noise_statistics import ImageVarianceStatistics, PairStatistics
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.models.denoiser.variance import VarianceLine, fit_line, fit_lower_line
 
@@ -163,7 +163,7 @@ def _from_images(folder: Path, iso: int | None) -> _Found:
     groups = frames_by_iso(folder, iso)
     found = []
     for key, paths in groups.items():
-        statistics = ImageStatistics()
+        statistics = ImageVarianceStatistics()
         for path in paths:
             for plane in read_unit_planes(path):
                 statistics.add(plane)

@@ -24,7 +24,7 @@ _OUTLIER = 6  # standard deviations: hot pixels
 _SHOT = 0.1  # of the variance of dark frames
 
 
-def require_apart(paths: list[Path], white: float) -> None:
+def require_different_content(paths: list[Path], white: float) -> None:
     """Raise `InputError` where two files hold the same values, unless all of them are white."""
     seen: dict[bytes, Path] = {}
     for path in paths:
@@ -38,7 +38,7 @@ def require_apart(paths: list[Path], white: float) -> None:
         seen[key] = path
 
 
-class NeighborCorrelation:
+class NeighborCorrelationEstimator:
     """Correlation of the noise of neighboring pixels, over pairs of frames of one scene."""
 
     def __init__(self) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 
 from lowtide.core.errors import InputError
 from lowtide.jobs.denoise.calibration.frame_checks import (
-    NeighborCorrelation,
+    NeighborCorrelationEstimator,
     black_warning,
     check_dark_levels,
     check_darks_below_flats,
     dark_light_warning,
     plausible_white,
-    require_apart,
+    require_different_content,
     shot_noise_warning,
 )
 from lowtide.jobs.denoise.calibration.frames import check_sizes, full_scale, read_planes
@@ -51,7 +51,7 @@ def calibrate_sensor(
     most = full_scale(flat[0])
     if white is not None and white > most:
         raise InputError(f"{flat[0]}: --white-level {white:g} is above its largest level, {most}")
-    require_apart([*flat, *dark], most if white is None else white)
+    require_different_content([*flat, *dark], most if white is None else white)
     levels, dark_levels = frame_levels(flat), frame_levels(dark)
     bright, unlit = ([(one.path, one.mean) for one in of] for of in (levels, dark_levels))
     check_darks_below_flats(bright, unlit, where)
@@ -89,7 +89,7 @@ def _dark(
     """Return black level with its error, read noise, and the variance of blocks of dark frames."""
     levels: list[float] = []
     variances: list[np.ndarray] = []
-    clipped, statistics, neighbors = 0.0, DarkStatistics(), NeighborCorrelation()
+    clipped, statistics, neighbors = 0.0, DarkStatistics(), NeighborCorrelationEstimator()
     means: list[np.ndarray] = []
     pixels = 1
     for first, second in zip(paths[::2], paths[1::2], strict=False):
@@ -158,7 +158,7 @@ def _gain(
     warnings: list[str],
 ) -> VarianceLine:
     means, variances, counts, lost = [], [], [], 0
-    alone, neighbors = 0, NeighborCorrelation()
+    alone, neighbors = 0, NeighborCorrelationEstimator()
     paths = [one.path for one in levels]
     for first, second in _pairs_of_one_exposure(levels):
         if second is None:

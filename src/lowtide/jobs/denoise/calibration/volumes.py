@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.jobs.denoise.volumes.levels import LEAST_SHARE, file_scale, neighbor_noise
+from lowtide.jobs.denoise.volumes.levels import LEAST_SHARE, brightest_maximum, neighbor_noise
 from lowtide.jobs.denoise.volumes.survey import survey_ranges
 from lowtide.media.volume_header import inspect_volume
 from lowtide.models.denoiser.noise_table import NoiseSetting
@@ -25,7 +25,7 @@ def calibrate_volumes(path: Path) -> tuple[NoiseSetting, list[str]]:
     """Return the noise of a 4-D NIfTI file as a setting of `RicianNoise`, and warnings.
 
     The standard deviation is that of the median volume, in units of the file's scale
-    (`lowtide.jobs.denoise.volumes.levels.file_scale`).
+    (`lowtide.jobs.denoise.volumes.levels.brightest_maximum`).
 
     Raises:
         InputError: The file cannot be read, has a single volume, or too few voxels, or no noise.
@@ -47,7 +47,7 @@ def calibrate_volumes(path: Path) -> tuple[NoiseSetting, list[str]]:
         )
     levels = np.array([one.std for one in found])
     std = float(np.median(levels))
-    scale = file_scale(ranges)
+    scale = brightest_maximum(ranges)
     if std <= LEAST_SHARE * scale:
         raise InputError(f"{path}: no noise: volumes are the same, or multiples of each other")
     # A median of n values is 1.25 times less certain than their mean.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.jobs.images.adapter import NoisyImageAdapter
-from lowtide.media.raw_file import PlanesInfo
+from lowtide.media.raw_file import RawPlanesInfo
 from lowtide.models.denoiser.variance import VarianceStabilizer
 
 _LARGEST = 65_535
@@ -49,7 +49,7 @@ class RawAdapter(NoisyImageAdapter):
     shifted.
     """
 
-    def __init__(self, info: PlanesInfo, network_channels: int, scale: RawScale) -> None:
+    def __init__(self, info: RawPlanesInfo, network_channels: int, scale: RawScale) -> None:
         super().__init__(info, network_channels)
         self._scale = scale
         self._as_color = info.channels == network_channels

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowtide.core.errors import UsageError
-from lowtide.core.signal import Source
+from lowtide.core.signal import RowSource
 from lowtide.jobs.denoise.job import DenoiseJob
 from lowtide.jobs.denoise.raw.adapter import RawAdapter, RawScale
 from lowtide.jobs.denoise.raw.noise import (
@@ -24,17 +24,17 @@ from lowtide.jobs.denoise.raw.noise import (
 )
 from lowtide.jobs.denoise.raw.report import DenoiseRawReport, RawImageReport
 from lowtide.jobs.denoise.settings import DenoiseSettings
-from lowtide.jobs.engine.item import Item
+from lowtide.jobs.engine.item import JobItem
 from lowtide.jobs.images.chosen_noise import ImageNoise, NoiseSource, require_trained_noise
 from lowtide.jobs.images.model_choice import DENOISER
-from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import RAW_FILES
 from lowtide.media.hot_pixels import mend_hot_pixels
-from lowtide.media.image_info import ImageInfo, ImageRows
-from lowtide.media.raw_facts import RawFacts, RawResult, inspect_raw, raw_result
-from lowtide.media.raw_file import PlaneLayout, PlanesInfo, RawFile, RawSource, load_rawpy
+from lowtide.media.image_info import ImageInfo, ImageRowReader
+from lowtide.media.raw_facts import RawFacts, RawOutputFacts, inspect_raw, raw_result
+from lowtide.media.raw_file import MosaicLayout, RawFile, RawPlanesInfo, RawSource, load_rawpy
 from lowtide.media.raw_sink import RawSink
 from lowtide.models.denoiser.noise_models import GaussianNoise, PoissonGaussianNoise, network_terms
 
@@ -81,14 +81,14 @@ class DenoiseRawJob(DenoiseJob):
     ) -> TargetSize:
         """Return sizes and format of a result; what the network gets is the filter's planes."""
         raw = cls.inspect(source, settings)
-        return _sizes(raw, PlaneLayout(raw.period), _result(raw, source, target, settings))
+        return _sizes(raw, MosaicLayout(raw.period), _result(raw, source, target, settings))
 
-    def sizes(self, item: Item) -> TargetSize:
+    def sizes(self, item: JobItem) -> TargetSize:
         """Return sizes and format of an item's result."""
         facts = self._facts(item)
         return _sizes(facts, self._layout(item), self._result(item))
 
-    def check_colors(self, item: Item, planned: ImageTaskPlan) -> None:
+    def check_colors(self, item: JobItem, planned: PlannedImage) -> None:
         """Note what a filter array costs; one that the network is not for was refused before."""
         period = self._layout(item).period
         if period > 2:
@@ -98,7 +98,7 @@ class DenoiseRawJob(DenoiseJob):
             )
         planned.notes += _crop_notes(self._facts(item), self._result(item))
 
-    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+    def find_noise(self, item: JobItem, planned: PlannedImage) -> ImageNoise:
         """Return a file's noise as the network is given it, and keep that of the sensor."""
         facts, layout, config = self._facts(item), self._layout(item), self._config
         black = _black(facts, layout)
@@ -118,7 +118,7 @@ class DenoiseRawJob(DenoiseJob):
         return ImageNoise(*network_terms(GaussianNoise(std=stabilizer.sigma), config), source)
 
     def _known_noise(
-        self, item: Item, facts: RawFacts, black: np.ndarray
+        self, item: JobItem, facts: RawFacts, black: np.ndarray
     ) -> tuple[PoissonGaussianNoise | None, NoiseSource]:
         chosen, sigma = self.settings.chosen_noise, self.settings.sigma
         if chosen is not None and chosen.table is not None:
@@ -134,16 +134,16 @@ class DenoiseRawJob(DenoiseJob):
         self._errors[item.index] = found.a_error * facts.range, found.b_error * facts.range
         return found.noise, "estimated"
 
-    def adapter(self, item: Item, info: ImageInfo) -> RawAdapter:
+    def adapter(self, item: JobItem, info: ImageInfo) -> RawAdapter:
         """Return the conversion between rows of an item's planes and the network."""
-        assert isinstance(info, PlanesInfo)
+        assert isinstance(info, RawPlanesInfo)
         facts = self._facts(item)
         # Before its noise is known, a file is planned: for that the scale does not matter.
         unknown = RawScale(_black(facts, self._layout(item)), facts.white)
         scale = self._scales.get(item.index, unknown)
         return RawAdapter(info, self.prepared.geometry.in_channels, scale)
 
-    def open_source(self, item: Item, scratch: Path | None) -> RawSource:
+    def open_source(self, item: JobItem, scratch: Path | None) -> RawSource:
         """Open a file; its values are in memory as a whole, hot pixels mended if that is asked."""
         raw = RawFile(item.source, self.settings.black_level)
         if self.settings.hot_pixels:
@@ -152,12 +152,12 @@ class DenoiseRawJob(DenoiseJob):
         return RawSource(raw, self._layout(item))
 
     def open_again(
-        self, item: Item, source: ImageRows, scratch: Path | None
-    ) -> AbstractContextManager[Source]:
+        self, item: JobItem, source: ImageRowReader, scratch: Path | None
+    ) -> AbstractContextManager[RowSource]:
         """Return the file that is open: rows are what they were until their result is written."""
         return nullcontext(source)
 
-    def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> RawSink:
+    def open_sink(self, item: JobItem, planned: PlannedImage, source: ImageRowReader) -> RawSink:
         """Open an item's result, which shares the values of ``source``."""
         assert isinstance(source, RawSource)
         planned.notes += filter(None, [self._mended.get(item.index)])
@@ -171,7 +171,7 @@ class DenoiseRawJob(DenoiseJob):
             replace=item.replace,
         )
 
-    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> RawImageReport:
+    def item_report(self, item: JobItem, planned: PlannedImage, status: Any) -> RawImageReport:
         """Return the report of a planned file: its sensor, its noise and what is written."""
         facts, noise = self._facts(item), self._sensor_noise.get(item.index)
         errors = (None, None) if noise is None else self._errors.get(item.index, (None, None))
@@ -191,21 +191,21 @@ class DenoiseRawJob(DenoiseJob):
         )
         return RawImageReport(**report)
 
-    def _facts(self, item: Item) -> RawFacts:
+    def _facts(self, item: JobItem) -> RawFacts:
         return self.inspect(item.source, self.settings)
 
-    def _result(self, item: Item) -> RawResult:
+    def _result(self, item: JobItem) -> RawOutputFacts:
         return _result(self._facts(item), item.source, item.target, self.settings)
 
-    def _layout(self, item: Item) -> PlaneLayout:
+    def _layout(self, item: JobItem) -> MosaicLayout:
         """Return the planes that the network gets; raises `UsageError` for a filter not its own."""
         facts, cfa = self._facts(item), self._config.cfa
         if not cfa:
-            return PlaneLayout(facts.period)
+            return MosaicLayout(facts.period)
         for top, left in ((top, left) for top in (0, 1) for left in (0, 1)):
             places = [(y - top) % 2 * 2 + (x - left) % 2 for y in (0, 1) for x in (0, 1)]
             if facts.period == 2 and "".join(facts.colors[one] for one in places) == cfa:
-                return PlaneLayout(1, top, left)
+                return MosaicLayout(1, top, left)
         raise UsageError(
             f"{item.source} has the colors {facts.colors} in a period of {facts.period}, and"
             f" {self.settings.model_name} is for {cfa} mosaics",
@@ -213,18 +213,20 @@ class DenoiseRawJob(DenoiseJob):
         )
 
 
-def _result(facts: RawFacts, source: Path, target: Path, settings: DenoiseSettings) -> RawResult:
+def _result(
+    facts: RawFacts, source: Path, target: Path, settings: DenoiseSettings
+) -> RawOutputFacts:
     options, format = settings.encode_options, settings.format
     return raw_result(facts, source, target, settings.raw_output, options, format)
 
 
-def _sizes(facts: RawFacts, layout: PlaneLayout, result: RawResult) -> TargetSize:
+def _sizes(facts: RawFacts, layout: MosaicLayout, result: RawOutputFacts) -> TargetSize:
     planes = layout.info(facts.values_shape)
     shown = replace(facts, info=planes)
     return TargetSize(shown, planes, result.info, result.format, result.writing)
 
 
-def _crop_notes(facts: RawFacts, result: RawResult) -> list[str]:
+def _crop_notes(facts: RawFacts, result: RawOutputFacts) -> list[str]:
     """Return a note on the crop that a file has, taken or not."""
     frame, (height, width) = facts.frame, facts.frame.whole
     if frame.crop is None:
@@ -236,7 +238,7 @@ def _crop_notes(facts: RawFacts, result: RawResult) -> list[str]:
     return [f"the camera's crop, {frame.crop[0]}×{frame.crop[1]} pixels, is not taken: {why}"]
 
 
-def _black(facts: RawFacts, layout: PlaneLayout) -> np.ndarray:
+def _black(facts: RawFacts, layout: MosaicLayout) -> np.ndarray:
     """Return the black level of each plane; of a mosaic that stays one, the mean."""
     levels = np.array(facts.black_levels, np.float32)
     return levels if layout.period == facts.period else levels.mean(keepdims=True)

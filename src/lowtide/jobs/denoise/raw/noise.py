@@ -11,10 +11,10 @@ import numpy as np
 from lowtide.core.errors import UsageError
 from lowtide.jobs.images.chosen_noise import ChosenNoise
 from lowtide.media.raw_facts import RawFacts
-from lowtide.media.raw_file import PlaneLayout
-from lowtide.models.denoiser.noise_level import NoiseLevel
+from lowtide.media.raw_file import MosaicLayout
+from lowtide.models.denoiser.noise_level import NoiseEstimator
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
-from lowtide.models.denoiser.noise_statistics import ImageStatistics
+from lowtide.models.denoiser.noise_statistics import ImageVarianceStatistics
 from lowtide.models.denoiser.raw_camera_noise import RawCameraNoise
 from lowtide.models.denoiser.variance import (
     VarianceLine,
@@ -71,7 +71,7 @@ class SensorEstimate:
     b_error: float
 
 
-def diagonal_parity(facts: RawFacts, layout: PlaneLayout) -> int | None:
+def diagonal_parity(facts: RawFacts, layout: MosaicLayout) -> int | None:
     """Return the parity of row plus column at which a mosaic has one color, as green; or None."""
     if facts.period != 2:
         return None
@@ -100,7 +100,7 @@ def estimate_shot_and_read(
     """
     offset = float(black.mean())
     shift = (offset - black).astype(np.float32)
-    coarse, fine, level = ImageStatistics(), ImageStatistics(), None
+    coarse, fine, level = ImageVarianceStatistics(), ImageVarianceStatistics(), None
     for rows in bands:
         # Black is not subtracted, so that what is darker does not count as clipped.
         planes = ((rows + shift) / np.float32(white)).astype(np.float32)
@@ -108,7 +108,7 @@ def estimate_shot_and_read(
             mosaic = _mosaic(planes)
             fine.add_diagonals(mosaic, parity)
             planes = np.stack([mosaic[y::2, x::2] for y in (0, 1) for x in (0, 1)], -1)
-        level = NoiseLevel(planes.shape[-1]) if level is None else level
+        level = NoiseEstimator(planes.shape[-1]) if level is None else level
         level.add(planes)
         for plane in np.moveaxis(planes, -1, 0):
             coarse.add(plane)

@@ -14,30 +14,30 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lowtide.core.errors import ImageError, UsageError, install_extra
-from lowtide.core.progress import check_cancel
-from lowtide.core.signal import Sink
+from lowtide.core.progress import raise_if_cancelled
+from lowtide.core.signal import RowSink
 from lowtide.jobs.denoise.job import DenoiseJob
-from lowtide.jobs.denoise.parts import Blend
+from lowtide.jobs.denoise.parts import BlendSettings
 from lowtide.jobs.denoise.volumes.report import DenoisedVolumeReport, VolumeDenoiseReport
-from lowtide.jobs.denoise.volumes.scale import VolumeScale, change_of
-from lowtide.jobs.denoise.volumes.scores import SeriesScores, VolumeMask
+from lowtide.jobs.denoise.volumes.scale import VolumeScale, finite_difference
+from lowtide.jobs.denoise.volumes.scores import SeriesScorer, VolumeMask
 from lowtide.jobs.denoise.volumes.series import SeriesPatches, SeriesSlices, has_dipy, load_dipy
 from lowtide.jobs.denoise.volumes.slices import NetworkSlices, SliceAdapter, SliceArray
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey, survey_volume
-from lowtide.jobs.engine.item import Item
+from lowtide.jobs.engine.item import JobItem
 from lowtide.jobs.images.chosen_noise import ImageNoise, require_trained_noise
 from lowtide.jobs.images.job import ItemRun
-from lowtide.jobs.images.planning import ImageTaskPlan
+from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, MediaKind
-from lowtide.media.encoder_cost import OutputCost
-from lowtide.media.image_info import ImageFile, ImageInfo, ImageRows
+from lowtide.media.encoder_cost import EncodingMemory
+from lowtide.media.image_info import ImageInfo, ImageRowReader, ImageRowWriter
 from lowtide.media.volume_file import GradientFiles, VolumeSink, VolumeSource, find_gradients
 from lowtide.media.volume_header import VOLUME_SUFFIXES, inspect_volume
 from lowtide.memory.plan import Plan
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise, network_terms
-from lowtide.streaming.tiles.runner import RunOutcome
+from lowtide.streaming.tiles.runner import TileRunOutcome
 
 VOLUMES = MediaKind(
     "NIfTI file",
@@ -75,7 +75,7 @@ class _Series:
         ]
 
 
-class VolumeJob(DenoiseJob):
+class DenoiseVolumeJob(DenoiseJob):
     """Removes the noise of NIfTI files: of a series by what its volumes share, else by a network.
 
     A plan is for one slice, which is an image for the network, and a block of a series. No more is
@@ -130,10 +130,10 @@ class VolumeJob(DenoiseJob):
     ) -> TargetSize:
         """Return sizes and format of a result, which are those of the input."""
         facts = facts or cls.inspect(source, settings)
-        writing = OutputCost(0, 0, "a NIfTI file is written slice by slice")
+        writing = EncodingMemory(0, 0, "a NIfTI file is written slice by slice")
         return TargetSize(facts, facts.info, facts.info, facts.format, writing)
 
-    def sizes(self, item: Item) -> TargetSize:
+    def sizes(self, item: JobItem) -> TargetSize:
         """Return sizes and format of an item's result, with the memory of a series' block."""
         sizes = super().sizes(item)
         patches = self._patches(inspect_volume(item.source).shape)
@@ -157,25 +157,29 @@ class VolumeJob(DenoiseJob):
     def _comparable(self, plan: Plan) -> bool:
         return self.settings.slices and super()._comparable(plan)
 
-    def _block_rows(self, item: Item, patches: SeriesPatches) -> int:
+    def _block_rows(self, item: JobItem, patches: SeriesPatches) -> int:
         limit = min(self.budget.host_bytes, item.limit_bytes or self.budget.host_bytes)
         return patches.rows_within(limit // _BLOCK_SHARE)
 
-    def adapter(self, item: Item, info: ImageInfo) -> SliceAdapter:
+    def adapter(self, item: JobItem, info: ImageInfo) -> SliceAdapter:
         """Return the conversion between slices in the network's units and the network."""
         return SliceAdapter(info, self.prepared.geometry.in_channels)
 
-    def open_source(self, item: Item, scratch: Path | None) -> ImageRows:
+    def open_source(self, item: JobItem, scratch: Path | None) -> ImageRowReader:
         """Return the slice that is run, or at the end that of which the error is measured."""
         return SliceArray(self._series[item.index].unit)
 
-    def open_sink(self, item: Item, planned: ImageTaskPlan, source: ImageRows) -> ImageFile:
+    def open_sink(
+        self, item: JobItem, planned: PlannedImage, source: ImageRowReader
+    ) -> ImageRowWriter:
         """Open an item's result for writing slices."""
         series = self._series[item.index]
         facts, gradients = series.survey.facts, series.gradients
         return VolumeSink(item.target, facts, gradients, item.part, replace=item.replace)
 
-    def item_report(self, item: Item, planned: ImageTaskPlan, status: Any) -> DenoisedVolumeReport:
+    def item_report(
+        self, item: JobItem, planned: PlannedImage, status: Any
+    ) -> DenoisedVolumeReport:
         """Return the report of a planned or finished file."""
         series = self._series[item.index]
         survey = series.survey
@@ -223,7 +227,7 @@ class VolumeJob(DenoiseJob):
         # Rician noise reaches the network as Gaussian noise.
         require_trained_noise(None, self._config, settings.model_name)
 
-    def find_noise(self, item: Item, planned: ImageTaskPlan) -> ImageNoise:
+    def find_noise(self, item: JobItem, planned: PlannedImage) -> ImageNoise:
         """Survey an item, and return the noise of its median volume in the network's units."""
         facts = inspect_volume(item.source)
         gradients = find_gradients(item.source, facts.shape[3])
@@ -243,7 +247,7 @@ class VolumeJob(DenoiseJob):
             return ImageNoise(None, (0.0,) * self._config.noise_parameters, survey.source)
         return ImageNoise(*network_terms(GaussianNoise(std=sigma), self._config), survey.source)
 
-    def level_notes(self, item: Item) -> list[str]:
+    def level_notes(self, item: JobItem) -> list[str]:
         """Return notes of the survey, of gradient tables, and of a mask."""
         series = self._series[item.index]
         notes = [*series.survey.notes, *series.gradients.notes]
@@ -253,13 +257,13 @@ class VolumeJob(DenoiseJob):
             )
         return notes
 
-    def _execute(self, run: ItemRun, source: ImageRows, sink: Sink) -> RunOutcome:
+    def _execute(self, run: ItemRun, source: ImageRowReader, sink: RowSink) -> TileRunOutcome:
         """Denoise a series, or slice after slice, and write the slices."""
         item, planned, pipeline = run.item, run.planned, run.pipeline
-        series, outcome = self._series[item.index], RunOutcome()
+        series, outcome = self._series[item.index], TileRunOutcome()
         survey, facts, mask = series.survey, series.survey.facts, series.mask
-        blend = Blend(self.settings.strength)
-        scores, everywhere = SeriesScores(mask), np.ones((1, 1))
+        blend = BlendSettings(self.settings.strength)
+        scores, everywhere = SeriesScorer(mask), np.ones((1, 1))
         on_steps = pipeline.report_rows(item, self.budget, self._steps(item, survey))
         on_steps = on_steps or (lambda steps: None)
         with (
@@ -269,7 +273,7 @@ class VolumeJob(DenoiseJob):
             closing(self._denoised(run, outcome, on_steps)) as denoised,
         ):
             for place in range(facts.slices):
-                check_cancel(pipeline.cancel)
+                raise_if_cancelled(pipeline.cancel)
                 volume, number = divmod(place, facts.shape[2])
                 values = survey.ranges[volume]
                 stored = volumes.read(place, place + 1)
@@ -277,7 +281,7 @@ class VolumeJob(DenoiseJob):
                 labels = everywhere if mask is None else mask.labels(number)
                 after = blend.rows(before, denoised.slice(place, before))
                 after = np.where(labels[..., None] > 0, after, before)
-                stored, clipped = facts.to_stored(stored, change_of(before, after)[None])
+                stored, clipped = facts.to_stored(stored, finite_difference(before, after)[None])
                 series.clipped += clipped
                 scores.add(labels, before[..., 0], after[..., 0], values.threshold)
                 sink.write(place, stored)
@@ -289,7 +293,7 @@ class VolumeJob(DenoiseJob):
         planned.notes[:] = dict.fromkeys([*planned.notes, *series.clipping_notes()])
         return outcome
 
-    def _steps(self, item: Item, survey: VolumeSurvey) -> int:
+    def _steps(self, item: JobItem, survey: VolumeSurvey) -> int:
         """Return the slices that are written, and what is computed before."""
         facts = survey.facts
         if patches := self._patches(facts.shape):
@@ -299,7 +303,7 @@ class VolumeJob(DenoiseJob):
         return facts.slices + turned * survey.noisy * facts.shape[facts.thick_axis]
 
     def _denoised(
-        self, run: ItemRun, outcome: RunOutcome, on_steps: Callable[[int], None]
+        self, run: ItemRun, outcome: TileRunOutcome, on_steps: Callable[[int], None]
     ) -> SeriesSlices | NetworkSlices:
         """Return what makes each slice of a file: of a series, all of them are computed first."""
         series, pipeline = self._series[run.item.index], run.pipeline
@@ -316,7 +320,12 @@ class VolumeJob(DenoiseJob):
         return NetworkSlices(series.survey, network, **own, on_steps=on_steps)
 
     def _run_slice(
-        self, run: ItemRun, outcome: RunOutcome, place: int, scale: VolumeScale, unit: np.ndarray
+        self,
+        run: ItemRun,
+        outcome: TileRunOutcome,
+        place: int,
+        scale: VolumeScale,
+        unit: np.ndarray,
     ) -> np.ndarray:
         """Return what the network makes of a slice, in its own units; ``place`` numbers it."""
         series, made = self._series[run.item.index], SliceArray(np.empty_like(unit))
@@ -330,7 +339,7 @@ class VolumeJob(DenoiseJob):
         return made.values
 
     @contextmanager
-    def _unchanged(self, item: Item) -> Iterator[None]:
+    def _unchanged(self, item: JobItem) -> Iterator[None]:
         """Restore what is set for each slice: the settings, and the noise of the report."""
         settings, noise = self.settings, self._noise[item.index]
         self._series[item.index].seed = settings.seed

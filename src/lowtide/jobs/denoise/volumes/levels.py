@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.media.volume_file import VolumeSource
 from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.noise_statistics import NeighborNoise, NeighborStatistics
@@ -26,7 +26,7 @@ _MOST_APART = 1.5
 
 
 @dataclass(frozen=True)
-class VolumeLevels:
+class VolumeNoiseLevels:
     """Level of each volume in data units, None where no voxel tells it.
 
     ``notes`` say what else the file shows, and where structure may be part of a level.
@@ -38,13 +38,13 @@ class VolumeLevels:
 
 def estimate_levels(
     facts: VolumeFacts, ranges: Sequence[VolumeRange], cancel: Cancel = None
-) -> VolumeLevels:
+) -> VolumeNoiseLevels:
     """Return the noise level of each volume.
 
     Structure only adds to an estimate, and the volumes of a series come from one scanner: none gets
     more than the median of all.
     """
-    rounding = LEAST_SHARE * file_scale(ranges)
+    rounding = LEAST_SHARE * brightest_maximum(ranges)
     near = [one and one.std for one in neighbor_noise(facts, ranges, _VOXELS, cancel)]
     # Volumes that are copies of each other do not tell their noise.
     told = [one for one in near if one is not None and one > rounding]
@@ -61,7 +61,7 @@ def estimate_levels(
     most = most[(len(most) - 1) // 2] if most else 0.0
     levels = tuple(None if level is None else min(level, most) for level in found)
     notes = _notes(most, shown, of_series=series is not None) if most > rounding else ()
-    return VolumeLevels(levels, notes)
+    return VolumeNoiseLevels(levels, notes)
 
 
 def _slice_noise(values: VolumeRange, slices: Iterator[np.ndarray]) -> SliceNoise:
@@ -122,7 +122,7 @@ def neighbor_noise(
     return found
 
 
-def file_scale(ranges: Sequence[VolumeRange]) -> float:
+def brightest_maximum(ranges: Sequence[VolumeRange]) -> float:
     """Return the value that is 1 in noise tables: the robust maximum of the brightest volume."""
     return max(one.high for one in ranges)
 
@@ -158,7 +158,7 @@ def neighbors_of(
         def of_volume(volume: int) -> Iterator[list[np.ndarray]]:
             near = [shift for shift in shifts if 0 <= volume + shift < volumes]
             for place in range(slices):
-                check_cancel(cancel)
+                raise_if_cancelled(cancel)
                 images = [
                     _slice(facts, sources[shift], (volume + shift) * slices + place)
                     for shift in near

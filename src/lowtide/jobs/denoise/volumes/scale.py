@@ -10,7 +10,7 @@ import numpy as np
 
 from lowtide.models.denoiser.config import NOISY_RANGE
 from lowtide.models.denoiser.noise_level import LEAST_SIGMA
-from lowtide.models.denoiser.variance import RicianTransform
+from lowtide.models.denoiser.variance import RicianStabilizer
 from lowtide.models.denoiser.volume_level import VolumeRange
 
 
@@ -30,13 +30,13 @@ class VolumeScale:
     low: float
     span: float
     sigma: float
-    transform: RicianTransform | None = None
+    transform: RicianStabilizer | None = None
     limits: tuple[float, float] = (-np.inf, np.inf)
 
     @classmethod
     def of(cls, values: VolumeRange, level: float, max_sigma: float, *, rician: bool) -> Self:
         """Return the conversion for noise of a ``level`` above 0, in data units."""
-        transform = RicianTransform(level) if rician else None
+        transform = RicianStabilizer(level) if rician else None
         low, high, noise = values.low, values.high, level
         if transform is not None:
             low, high = transform.forward(np.array([values.low, values.high]))
@@ -89,7 +89,7 @@ class VolumeScale:
         )
 
 
-def change_of(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def finite_difference(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Return after minus before, float64, and 0 where a value is not finite."""
     finite = np.isfinite(before)
     return np.where(finite, after, 0).astype(np.float64) - np.where(finite, before, 0)

@@ -91,11 +91,11 @@ class MaskScores(BaseModel):
     background_voxels: int
 
 
-class SeriesScores:
+class SeriesScorer:
     """Both scores of a series, slice by slice; that of masks where one has both labels."""
 
     def __init__(self, mask: VolumeMask | None) -> None:
-        self.structure = StructureStatistics()
+        self.structure = ResidualCorrelations()
         self._mask = None
         if mask is not None and mask.signal and mask.background:
             self._mask = MaskStatistics(mask)
@@ -119,7 +119,7 @@ class SeriesScores:
         return None if self._mask is None else self._mask.result()
 
 
-class StructureStatistics:
+class ResidualCorrelations:
     """Running sums over the volumes of a series; `end_volume` closes each."""
 
     def __init__(self) -> None:

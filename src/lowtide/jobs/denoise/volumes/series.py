@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from lowtide.core.progress import Cancel, check_cancel
-from lowtide.jobs.denoise.states import StateFile
+from lowtide.core.progress import Cancel, raise_if_cancelled
+from lowtide.jobs.denoise.states import ScratchImage
 from lowtide.jobs.denoise.volumes.scores import VolumeMask
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey
 from lowtide.media.volume_file import VolumeSource
-from lowtide.models.denoiser.variance import RicianTransform
+from lowtide.models.denoiser.variance import RicianStabilizer
 
 # Of two volumes, what each has and the other has not looks like their noise.
 _LEAST_VOLUMES = 3
@@ -120,14 +120,14 @@ class SeriesSlices:
         self._patches, self._cancel, self._on_steps = patches, cancel, on_steps
         level = survey.median_level
         assert level is not None
-        self._transform = RicianTransform(level) if survey.rician else None
+        self._transform = RicianStabilizer(level) if survey.rician else None
         # A level that was not estimated holds everywhere; else each patch tells its own.
         self._sigma = None if survey.source == "estimated" else 1.0 if survey.rician else level
         # dipy cuts values off at 0, which is right for magnitudes.
         lows = [one.low - one.span for one in survey.ranges if one.low < 0]
         self._low = 0.0 if survey.rician else min(lows, default=0.0)
         x, y, *_ = self._facts.shape
-        self._made = StateFile((self._facts.slices * y, x, 1), scratch)
+        self._made = ScratchImage((self._facts.slices * y, x, 1), scratch)
         try:
             for block in patches.blocks(rows):
                 self._make(*block)
@@ -181,7 +181,7 @@ class SeriesSlices:
         values = np.empty((x, end - begin, slices, volumes), np.float32)
         with VolumeSource(facts) as source:
             for place in range(facts.slices):
-                check_cancel(self._cancel)
+                raise_if_cancelled(self._cancel)
                 volume, number = divmod(place, slices)
                 image = facts.to_units(source.read(place, place + 1))[0, ..., 0]
                 image = self._survey.ranges[volume].known(image)
@@ -203,7 +203,7 @@ class SeriesSlices:
         return inside
 
     def _on_line(self) -> None:
-        check_cancel(self._cancel)
+        raise_if_cancelled(self._cancel)
         if self._on_steps is not None:
             self._on_steps(1)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lowtide.core.progress import Cancel, check_cancel
+from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.core.signal import ClosedOnExit
-from lowtide.jobs.denoise.states import StateFile
+from lowtide.jobs.denoise.states import ScratchImage
 from lowtide.jobs.denoise.volumes.scale import VolumeScale
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey
 from lowtide.jobs.images.adapter import NoisyImageAdapter
@@ -81,7 +81,7 @@ class NetworkSlices:
         if self._facts.thick_axis != 2:
             height, width, _ = self._facts.plane_info.shape
             planes = self._facts.shape[self._facts.thick_axis]
-            self._turned = StateFile((planes * height, width, 1), scratch)
+            self._turned = ScratchImage((planes * height, width, 1), scratch)
 
     def slice(self, place: int, before: np.ndarray) -> np.ndarray:
         """Return slice ``place`` of the file, (H, W, 1) in data units, of which this is made."""
@@ -103,17 +103,17 @@ class NetworkSlices:
         if self._turned is not None:
             self._turned.close()
 
-    def _run_turned(self, turned: StateFile, volume: int, scale: VolumeScale) -> None:
+    def _run_turned(self, turned: ScratchImage, volume: int, scale: VolumeScale) -> None:
         facts, depth = self._facts, self._facts.shape[2]
         for number in range(depth):
-            check_cancel(self._cancel)
+            raise_if_cancelled(self._cancel)
             place = volume * depth + number
             image = facts.to_units(self._source.read(place, place + 1))[0]
             for plane, row in enumerate(self._swapped(self._survey.ranges[volume].known(image))):
                 turned.write(plane * depth + number, row[None])
         planes = facts.shape[facts.thick_axis]
         for plane in range(planes):
-            check_cancel(self._cancel)
+            raise_if_cancelled(self._cancel)
             rows = turned.read(plane * depth, (plane + 1) * depth)
             network = partial(self._network, volume * planes + plane, scale)
             turned.write(plane * depth, scale.denoise(rows, network))

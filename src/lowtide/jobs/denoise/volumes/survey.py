@@ -9,12 +9,12 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel
-from lowtide.jobs.denoise.volumes.levels import estimate_levels, file_scale, volumes_of
+from lowtide.jobs.denoise.volumes.levels import brightest_maximum, estimate_levels, volumes_of
 from lowtide.jobs.denoise.volumes.scale import VolumeScale
 from lowtide.jobs.images.chosen_noise import ChosenNoise, NoiseSource
 from lowtide.media.volume_header import VolumeFacts
 from lowtide.models.denoiser.noise_models import GaussianNoise, RicianNoise
-from lowtide.models.denoiser.volume_level import RangeStatistics, VolumeRange
+from lowtide.models.denoiser.volume_level import VolumeRange, VolumeRangeEstimator
 
 # Most by which a table's level and what a file shows may differ: structure only adds to the latter.
 _MOST_BETWEEN = 3.0
@@ -79,7 +79,7 @@ def survey_volume(
     rician = noise == RicianNoise.name
     if chosen is not None and chosen.table is not None:
         source, noise = "table", chosen.describe()
-        sigma = chosen.at().level * file_scale(ranges)
+        sigma = chosen.at().level * brightest_maximum(ranges)
         notes += _compare_noise(facts, ranges, chosen, sigma, cancel)
     elif sigma is not None:
         source = "given"
@@ -155,7 +155,7 @@ def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange
     """
     found = []
     for slices in volumes_of(facts, cancel=cancel):
-        statistics = RangeStatistics()
+        statistics = VolumeRangeEstimator()
         for image in slices:
             statistics.add(image)
         found.append(statistics.result())

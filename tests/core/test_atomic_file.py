@@ -56,6 +56,17 @@ def test_the_old_file_stays_when_the_block_fails(tmp_path, error):
     assert left_in(tmp_path) == ["a.json"]
 
 
+def test_a_file_is_for_those_whom_the_user_lets_read_whatever_wrote_it(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "plain").touch()
+    with atomic_write(tmp_path / "weights") as part:
+        save_file({"a": torch.zeros(3)}, part)  # readable by its owner alone
+    modes = {(tmp_path / name).stat().st_mode for name in ("plain", "weights")}
+    assert len(modes) == 1
+
+
 def test_a_file_that_cannot_be_renamed_leaves_no_other_file(tmp_path):
     target = tmp_path / "a.json"
     target.mkdir()

@@ -116,8 +116,11 @@ def atomic_write(path: Path, part: Path | None = None, *, replace: bool = True) 
     """
     part = part or new_part_name(path)
     create_new_file(part)
+    mode = part.stat().st_mode
     try:
         yield part
+        if part.stat().st_mode != mode:  # some libraries put a file of their own in its place
+            part.chmod(mode)
         sync_to_disk(part)  # or a power cut might leave the name without the bytes
         put_in_place(part, path, replace=replace)
     except BaseException:

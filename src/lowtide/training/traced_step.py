@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lowtide.memory.tracing.steps import Observer, init_optimizer_state, optimizer_state
 from lowtide.training.run_config import Optim, RunConfig
 from lowtide.training.setup import EMAModel, keep_in_fp32, make_optimizer, set_train_layout
-from lowtide.training.task import Batch, Objective, TrainTask
-from lowtide.training.train_step import TrainableNetwork, TrainStep
+from lowtide.training.task import Batch, Objective, TrainableNetwork, TrainTask
+from lowtide.training.train_step import TrainStep
 
 # Micro-batches that are traced: from the second on, the gradients of the first exist already.
 TRACED_MICRO_BATCHES = 2

@@ -9,90 +9,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lowtide.attention.patch import RoutedAttention, use
 from lowtide.core.errors import NotFiniteError, OutOfMemoryError, UsageError
 from lowtide.memory.oom import free_exception, is_out_of_memory
 from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 from lowtide.training.distributed import SINGLE_PROCESS, ProcessGroup
-from lowtide.training.task import Batch, LossTerm, Objective
-
-# Steps by which each weight must have had a gradient: some have none until others leave 0, as what
-# embeds a noise level does until three layers after it have.
-_GRADIENT_CHECK_STEPS = 4
-_NOT_FINITE_HINT = "try a lower learning rate, train.grad_clip, or precision: fp32"
-
-
-@dataclass
-class TrainableNetwork:
-    """Network with its optimizer, and the forward function that objectives call.
-
-    ``forward`` runs the network, plain or wrapped (autocast, `torch.compile`).
-    ``has_scaled_gradients`` says that its gradients are scaled for fp16. ``without_gradient`` names
-    the weights without a gradient so far.
-    """
-
-    network: nn.Module
-    optimizer: torch.optim.Optimizer
-    forward: Callable[..., Any]
-    has_scaled_gradients: bool = False
-    without_gradient: set[str] | None = None
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network."""
-        return self.forward(*args, **kwargs)
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Context in which inputs get gradients, but the weights do not."""
-        weights = [weight for weight in self.network.parameters() if weight.requires_grad]
-        try:
-            for weight in weights:
-                weight.requires_grad_(False)
-            yield
-        finally:
-            for weight in weights:
-                weight.requires_grad_(True)
-
-    def check_gradients(self, step: int, network_name: str) -> None:
-        """Check that every weight gets a finite, nonzero gradient in the first steps.
-
-        Raises `UsageError` naming weights without one, and `NotFiniteError` naming a weight whose
-        gradient is not finite.
-        """
-        if (
-            step >= _GRADIENT_CHECK_STEPS
-            and self.without_gradient is not None
-            and not self.without_gradient
-        ):
-            return
-        if self.without_gradient is None:
-            self.without_gradient = {
-                n for n, one in self.network.named_parameters() if one.requires_grad
-            }
-        for name, weight in self.network.named_parameters():
-            if weight.grad is None or name not in self.without_gradient:
-                continue
-            # The scaler skips the step of fp16 gradients that overflow and lowers its scale.
-            if not self.has_scaled_gradients and not bool(weight.grad.isfinite().all()):
-                raise NotFiniteError(
-                    f"the gradient of the {network_name}'s {name} is not finite in step {step}",
-                    hint=_NOT_FINITE_HINT,
-                )
-            if bool(weight.grad.any()):
-                self.without_gradient.discard(name)
-        if step == _GRADIENT_CHECK_STEPS - 1 and self.without_gradient:
-            names = ", ".join(sorted(self.without_gradient)[:3])
-            raise UsageError(
-                f"{len(self.without_gradient)} weights of the {network_name} had no gradient in"
-                f" {_GRADIENT_CHECK_STEPS} steps and would never be trained: {names}"
-            )
+from lowtide.training.task import NOT_FINITE_HINT, Batch, LossTerm, Objective, TrainableNetwork
 
 
 @dataclass
@@ -158,7 +85,7 @@ class TrainStep:
         for name, value in values.items():
             if not math.isfinite(value):
                 raise NotFiniteError(
-                    f"the loss {name} is {value} in step {step}", hint=_NOT_FINITE_HINT
+                    f"the loss {name} is {value} in step {step}", hint=NOT_FINITE_HINT
                 )
         return values
 

@@ -40,9 +40,9 @@ from lowtide.training.state import (
     rewritten_files,
     save_state,
 )
-from lowtide.training.task import Batch, TrainTask, Validator
+from lowtide.training.task import Batch, TrainableNetwork, TrainTask, Validator
 from lowtide.training.train_log import TrainLog
-from lowtide.training.train_step import RetryingTrainStep, TrainableNetwork, TrainStep
+from lowtide.training.train_step import RetryingTrainStep, TrainStep
 
 
 @dataclass

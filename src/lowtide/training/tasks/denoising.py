@@ -39,11 +39,11 @@ from lowtide.training.task import (
     LossTerm,
     Objective,
     ObjectiveLosses,
+    TrainableNetwork,
     TrainTask,
     Validator,
 )
 from lowtide.training.tasks.denoise_config import DenoiseConfig, PhotographData
-from lowtide.training.train_step import TrainableNetwork
 
 NETWORK = "denoiser"
 # Added to levels, of data in -1..1: without it the faintest noise would count without limit.

@@ -21,11 +21,11 @@ from lowtide.training.task import (
     LossTerm,
     Objective,
     ObjectiveLosses,
+    TrainableNetwork,
     TrainTask,
     Validator,
 )
 from lowtide.training.tasks.forecast_config import ForecastConfig
-from lowtide.training.train_step import TrainableNetwork
 
 DENOISER = "denoiser"
 # Windows that are validated on, each with as much noise in every validation; how many at once.

@@ -24,11 +24,11 @@ from lowtide.training.task import (
     LossTerm,
     Objective,
     ObjectiveLosses,
+    TrainableNetwork,
     TrainTask,
     Validator,
 )
 from lowtide.training.tasks.sr_config import SrConfig
-from lowtide.training.train_step import TrainableNetwork
 
 _GAN = "ganloss"
 

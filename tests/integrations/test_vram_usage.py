@@ -194,7 +194,7 @@ def test_a_model_without_attention_says_so() -> None:
     ("options", "words", "hint"),
     [
         ({"backend": "sage"}, "no backward pass", "flash"),
-        ({"backend": "xformers"}, "'xformers' is not known", "default, flash"),
+        ({"backend": "xformers"}, "'xformers' is not known", "default, sdpa, flash"),
         ({"device": "gtx99"}, "no device profile", ""),
         ({"device": "cpu"}, "no dedicated memory", "lowtide.estimate"),
         ({"batch_size": 0}, "are not a valid batch", ""),

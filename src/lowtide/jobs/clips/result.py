@@ -145,7 +145,47 @@ class ClipResult:
             self.work.close(keep=self.work.has_finished)
 
 
-class ContainerWriter(SegmentWriter):
+class FileWriter(SegmentWriter):
+    """Base of what joins its segments to one file, in their folder until `put_in_place`.
+
+    Args:
+        target: The output.
+        task: What is written.
+        work: The folder of the segments.
+        segments: All of them.
+        part: Name of an unfinished segment in the folder.
+        joined: Name of the file in the folder.
+        replace: Whether a file that is at ``target`` in the end is replaced.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        task: VideoTask,
+        work: SegmentsFolder,
+        segments: list[VideoSegment],
+        *,
+        part: str,
+        joined: str,
+        replace: bool,
+    ) -> None:
+        super().__init__(task, work, segments)
+        self._part, self._joined = work.folder / part, work.folder / joined
+        self._target, self._replace = target, replace
+
+    def put_in_place(self) -> Path:
+        """Give the file its name."""
+        put_file_in_place(self._joined, self._target, replace=self._replace)
+        return self._target
+
+    def abort(self) -> None:
+        """Remove what is not finished."""
+        for path in (self._part, self._joined):
+            with contextlib.suppress(OSError):  # the error that led here says more
+                path.unlink(missing_ok=True)
+
+
+class ContainerWriter(FileWriter):
     """Writes segments of a video, and joins them with the input's other streams.
 
     Args:
@@ -169,13 +209,17 @@ class ContainerWriter(SegmentWriter):
         *,
         replace: bool,
     ) -> None:
-        super().__init__(task, work, segments)
         assert task.encoder is not None
-        self._target = target
-        self._cancel, self._start_reading, self._replace = cancel, start_reading, replace
-        self._settings = task.encoder
-        self._joined = work.folder / f"joined{target.suffix}"
-        self._part = work.folder / f"unfinished{segment_suffix(self._settings.codec)}"
+        super().__init__(
+            target,
+            task,
+            work,
+            segments,
+            part=f"unfinished{segment_suffix(task.encoder.codec)}",
+            joined=f"joined{target.suffix}",
+            replace=replace,
+        )
+        self._cancel, self._start_reading, self._settings = cancel, start_reading, task.encoder
         self._encoder: VideoSegmentEncoder | None = None
 
     def write(self, frame: ComputedFrame) -> None:
@@ -226,19 +270,12 @@ class ContainerWriter(SegmentWriter):
         verify_output_frames(joined, after_frame=after_read)
         return list(joined.notes)
 
-    def put_in_place(self) -> Path:
-        """Give the file its name."""
-        put_file_in_place(self._joined, self._target, replace=self._replace)
-        return self._target
-
     def abort(self) -> None:
         """Remove what is not finished."""
         if self._encoder is not None:
             self._encoder.abort()
             self._encoder = None
-        for path in (self._part, self._joined):
-            with contextlib.suppress(OSError):  # the error that led here says more
-                path.unlink(missing_ok=True)
+        super().abort()
 
 
 def put_file_in_place(part: Path, target: Path, *, replace: bool) -> None:

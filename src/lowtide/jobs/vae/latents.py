@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from lowtide.core.atomic_file import atomic_output, sync_to_disk
 from lowtide.core.errors import InputError
 from lowtide.core.input_file import require_input
-from lowtide.jobs.clips.result import ComputedFrame, SegmentWriter, put_file_in_place
+from lowtide.jobs.clips.result import ComputedFrame, FileWriter
 from lowtide.jobs.clips.task import CODEC_NAMES, VideoTask
 from lowtide.jobs.clips.work import SegmentsFolder, VideoSegment
 from lowtide.media.video.encoder_settings import VideoEncoderSettings, held_format
@@ -215,7 +215,7 @@ def _facts(path: Path, entries: dict[str, str]) -> ClipFacts | None:
     return facts
 
 
-class LatentWriter(SegmentWriter):
+class LatentWriter(FileWriter):
     """Writes latents as they are encoded, and makes their file of them.
 
     A frame is mean and log variance of one latent, float32 (2 C, h, w); a segment is these of its
@@ -244,10 +244,10 @@ class LatentWriter(SegmentWriter):
         *,
         replace: bool,
     ) -> None:
-        super().__init__(task, work, segments)
-        self._target, self._shape = target, shape
-        self._seed, self._facts, self._replace = seed, facts, replace
-        self._part, self._joined = work.folder / "unfinished", work.folder / target.name
+        super().__init__(
+            target, task, work, segments, part="unfinished", joined=target.name, replace=replace
+        )
+        self._shape, self._seed, self._facts = shape, seed, facts
         self._file: BinaryIO | None = None
 
     def write(self, frame: ComputedFrame) -> None:
@@ -286,16 +286,9 @@ class LatentWriter(SegmentWriter):
             save_file({KEY: self.latents().contiguous()}, part, entries)
         return []
 
-    def put_in_place(self) -> Path:
-        """Give the file its name."""
-        put_file_in_place(self._joined, self._target, replace=self._replace)
-        return self._target
-
     def abort(self) -> None:
         """Remove what is not finished."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # of what is still buffered
                 self._file.close()
-        for path in (self._part, self._joined):
-            with contextlib.suppress(OSError):  # the error that led here says more
-                path.unlink(missing_ok=True)
+        super().abort()

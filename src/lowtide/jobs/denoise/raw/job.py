@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.engine.item import JobItem
 from lowtide.jobs.images.chosen_noise import ImageNoise, NoiseSource, require_trained_noise
 from lowtide.jobs.images.model_choice import DENOISER
+from lowtide.jobs.images.noise_finder import bands_of
 from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
@@ -128,7 +128,8 @@ class DenoiseRawJob(DenoiseJob):
             return shot_and_read(white_noise(sigma, facts), facts, item.source), "given"
         with self.open_source(item, self.settings.scratch) as source:
             parity = diagonal_parity(facts, self._layout(item))
-            found = estimate_shot_and_read(_bands(source), black, facts.white, parity)
+            bands = bands_of(source, pixels=_BAND_VALUES // source.shape[2])
+            found = estimate_shot_and_read((rows for _, rows in bands), black, facts.white, parity)
         if found is None:
             return None, "estimated"
         self._errors[item.index] = found.a_error * facts.range, found.b_error * facts.range
@@ -242,10 +243,3 @@ def _black(facts: RawFacts, layout: MosaicLayout) -> np.ndarray:
     """Return the black level of each plane; of a mosaic that stays one, the mean."""
     levels = np.array(facts.black_levels, np.float32)
     return levels if layout.period == facts.period else levels.mean(keepdims=True)
-
-
-def _bands(source: RawSource) -> Iterator[np.ndarray]:
-    height, width, planes = source.shape
-    step = max(1, _BAND_VALUES // (width * planes))
-    for first in range(0, height, step):
-        yield source.read(first, first + step)

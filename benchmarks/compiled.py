@@ -20,7 +20,7 @@ from streaming_models import made
 from subprocess_run import measure_in_subprocess
 from torch import nn
 
-from lowtide.streaming.specialize import preload_compiler, specialize
+from lowtide.streaming.specialize import import_compiler_libraries, specialize_network
 from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 MODELS = ("lowtide-x2", "lowtide-x4", "SPAN", "Compact")
@@ -46,10 +46,10 @@ def run_plain(name: str) -> None:
 def run_compiled(name: str, pairs: int) -> dict[str, Any]:
     """What compiling takes, and both ways by turns."""
     torch.set_num_threads(2)
-    preload_compiler()
+    import_compiler_libraries()
     plain, shape = network_of(name), (1, 3, SIDE, SIDE)
     started = time.perf_counter()
-    fast = specialize(plain, shape, as_graph=False)
+    fast = specialize_network(plain, shape, as_graph=False)
     warmup = time.perf_counter() - started
     images, seconds = torch.rand(shape), {"plain": [], "compiled": []}
     ways = {"plain": plain.forward, "compiled": fast.forward}

@@ -32,7 +32,7 @@ from training_photographs import PHOTOS, photograph
 from lowtide.core.metrics import psnr, ssim
 from lowtide.core.philox import philox_generator
 from lowtide.models.denoiser.config import SlimUNetConfig
-from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
+from lowtide.models.denoiser.denoiser import Denoiser, preconditioning_terms
 from lowtide.models.denoiser.noise_models import GaussianNoise, NoiseModel, PoissonGaussianNoise
 from lowtide.models.denoiser.raw_camera_noise import NORMAL_LAMBDA, RawCameraNoise
 from lowtide.models.loaded_model import pad_to_rule
@@ -179,7 +179,7 @@ def train(way: Way, steps: int) -> tuple[Denoiser, float]:
         optimizer.param_groups[0]["lr"] = RATE * share
         clean, noisy, given = samples.batch(way, step)
         sigma = 2 * given[:, 0]
-        terms = [preconditioning(CONFIG.prediction, level) for level in sigma.tolist()]
+        terms = [preconditioning_terms(CONFIG.prediction, level) for level in sigma.tolist()]
         shrunk, kept, made = torch.tensor(terms)[..., None, None, None].unbind(1)
         found = network(shrunk * noisy, network.modulation(sigma, given[:, 1:]))
         errors = (kept * noisy + made * found - clean).square().mean((1, 2, 3))

@@ -24,7 +24,7 @@ from lowtide.memory.prediction.calibration import (
     BoundCalibration,
     PredictionResidual,
     RunKind,
-    calibrate,
+    calibrate_bound,
 )
 from lowtide.memory.prediction.result import HeapGrowth, RuntimeObjectCosts, RuntimeObjectCounts
 
@@ -74,7 +74,7 @@ def fit(entries: Sequence[dict]) -> tuple[RuntimeObjectCosts, BoundCalibration]:
         PredictionResidual(predicted=predicted_with(entry, costs), measured=entry["measured_bytes"])
         for entry in traced
     ]
-    return costs, calibrate(residuals)
+    return costs, calibrate_bound(residuals)
 
 
 def fit_runs(entries: Sequence[dict], heap: HeapMode, kind: RunKind) -> BoundCalibration:
@@ -91,7 +91,7 @@ def fit_runs(entries: Sequence[dict], heap: HeapMode, kind: RunKind) -> BoundCal
         PredictionResidual(predicted=entry["predicted_bytes"], measured=entry["measured_bytes"])
         for entry in own
     ]
-    return calibrate(residuals).model_copy(update={"families": True})
+    return calibrate_bound(residuals).model_copy(update={"families": True})
 
 
 def kept_share(entries: Sequence[dict], rest: BoundCalibration) -> float:
@@ -103,7 +103,7 @@ def kept_share(entries: Sequence[dict], rest: BoundCalibration) -> float:
         residuals.append(
             PredictionResidual(predicted=max(kept, MIB), measured=entry["measured_bytes"] - others)
         )
-    return calibrate(residuals, parts=(0,)).share
+    return calibrate_bound(residuals, parts=(0,)).share
 
 
 def fit_heap_growth(entries: Sequence[dict]) -> HeapGrowth:

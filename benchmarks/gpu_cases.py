@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.api import Streamed
-from lowtide.streaming.certificate import tf32
+from lowtide.streaming.certificate import allow_tf32
 from lowtide.streaming.engine.placement import PagePlacement
 
 PRECISIONS = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
@@ -46,17 +46,17 @@ class Case:
 
     def whole(self) -> Tensor:
         """The model's own result."""
-        with torch.inference_mode(), tf32(self.precision == "tf32"):
+        with torch.inference_mode(), allow_tf32(self.precision == "tf32"):
             return self.model(self.image)
 
     def streamed(self, budget: int) -> Planned:
         """A run by bands within a budget, planned already."""
         module = Streamed(self.model, budget=budget, pages=self.pages)
-        with tf32(self.precision == "tf32"):
+        with allow_tf32(self.precision == "tf32"):
             prepared = module.prepare(self.image)
 
         def run() -> Tensor:
-            with torch.inference_mode(), tf32(self.precision == "tf32"):
+            with torch.inference_mode(), allow_tf32(self.precision == "tf32"):
                 return module(self.image)
 
         return Planned(run, prepared.title, prepared.layout.peak_bytes)

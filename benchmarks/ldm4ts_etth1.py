@@ -26,7 +26,7 @@ from lowtide.jobs.forecast.backtest import split_steps
 from lowtide.jobs.forecast.scores import ForecastScoreSums
 from lowtide.jobs.forecast.source import fit_forecaster
 from lowtide.jobs.forecast.train import make_windows_task, train_forecast
-from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster, standardized
+from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster, standardized_values
 from lowtide.jobs.train.run import run_training
 from lowtide.media.table import read_table
 from lowtide.models.forecaster.paths import PATHS, ForecastDistribution, PathSampler
@@ -72,7 +72,7 @@ class Judge:
         self.origins = np.arange(first, last - HORIZON + 1, STRIDE)
         self.truth = target_windows(self.table.values, self.origins, HORIZON)
         self.ridge = fit_forecaster(self.table, HORIZON, self.train)
-        self.values = standardized(self.ridge, self.table)
+        self.values = standardized_values(self.ridge, self.table)
 
     @cached_property
     def windows(self) -> ForecastDistribution:

@@ -161,11 +161,11 @@ def _load(row: RunRow, options: dict[str, Any]) -> None:
     """Import what loading and running this model needs, which is no part of what is compared."""
     import lowtide
     from lowtide.core.heap import trim_heap
-    from lowtide.streaming.planner.program_cache import preload_capture
+    from lowtide.streaming.planner.program_cache import import_capture_libraries
 
     lowtide.load(options["model"])
     if row.options["strategy"] == "streamed":
-        preload_capture()
+        import_capture_libraries()
     trim_heap(collect=True)
 
 

@@ -24,7 +24,7 @@ import lowtide
 from lowtide.core.heap import tune_heap
 from lowtide.memory.meter import HostMemoryMeter, open_meter
 from lowtide.memory.process_memory import status_bytes
-from lowtide.streaming.planner.program_cache import preload_capture
+from lowtide.streaming.planner.program_cache import import_capture_libraries
 
 # Those that Real-ESRGAN's own documentation has.
 TILE, PAD = 256, 10
@@ -55,7 +55,7 @@ def main() -> None:
     # Both load what they need before the meter starts; kernels are warmed by neither.
     lowtide.load(model)
     if options.get("strategy") == "streamed":
-        preload_capture()
+        import_capture_libraries()
     extra: dict[str, object] = {}
     high_water = None
     meter = HostMemoryMeter(0.005) if device == "cpu" else open_meter(device)

@@ -18,7 +18,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from lowtide.attention.halo import kernels
-from lowtide.attention.halo.launch import SHARED_MEMORY, choose_tiles, constants, descriptor_block
+from lowtide.attention.halo.launch import (
+    SHARED_MEMORY,
+    choose_tiles,
+    descriptor_block,
+    kernel_constants,
+)
 from lowtide.attention.spatial.window_grid import WindowGeometry
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -58,7 +63,7 @@ def compile_halo_kernel(
     square = name == "backward_key"
     block = descriptor_block(windows, cut, head_dim, square=square) if cut.tiled else None
     switches = dict(has_bias=True, inside=True, tiled=block is not None)
-    options = constants(windows, cut, head_dim, TYPES[dtype], **switches)
+    options = kernel_constants(windows, cut, head_dim, TYPES[dtype], **switches)
     fixed = {"fixed": options.pop("fixed")}
     described = () if block is None else ("q", "given") if square else ("k", "v")
     signature = {

@@ -38,7 +38,7 @@ from torch import Tensor
 from train_bundled import training_parser, write_weights
 
 import lowtide.models
-from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
+from lowtide.models.denoiser.denoiser import Denoiser, preconditioning_terms
 from lowtide.models.denoiser.slim_unet import SlimUNet
 from lowtide.training.setup import EMAModel
 
@@ -52,7 +52,7 @@ def loss_of(
 
     At a tenth of the noise the best error is about a tenth too, so that all levels count alike.
     """
-    terms = [preconditioning(CONFIG.prediction, level) for level in sigma.tolist()]
+    terms = [preconditioning_terms(CONFIG.prediction, level) for level in sigma.tolist()]
     shrunk, kept, made = torch.tensor(terms)[..., None, None, None].unbind(1)
     found = network(
         (noisy * shrunk).contiguous(memory_format=torch.channels_last),

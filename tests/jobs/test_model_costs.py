@@ -97,13 +97,13 @@ def test_an_unknown_model_runs_the_whole_image_at_once(run, unmeasured, no_probe
 def test_smaller_images_need_no_trace_of_their_own(
     run, unmeasured, save, tmp_path, crop, monkeypatch, no_probe
 ):
-    sizes, trace = [], model_costs.trace_whole
+    sizes, trace = [], model_costs.trace_whole_costs
 
     def traced(network, size, **more):
         sizes.append(size)
         return trace(network, size, **more)
 
-    monkeypatch.setattr(model_costs, "trace_whole", traced)
+    monkeypatch.setattr(model_costs, "trace_whole_costs", traced)
     small, large = crop[:50, :70], np.concatenate([crop, crop])
     for name, array in (("a", crop), ("b", small), ("c", crop), ("d", large), ("e", small)):
         given = save(tmp_path / f"{name}.png", array)

@@ -13,7 +13,7 @@ from PIL import Image, ImageCms
 import lowtide
 from lowtide import OutputError
 from lowtide.media import inspect_image
-from lowtide.media.metadata import without_parts
+from lowtide.media.metadata import strip_part_marks
 from lowtide.media.stated_color import (
     SRGB_PLACES,
     ColorDescription,
@@ -253,7 +253,7 @@ def test_parts_beside_the_picture_are_named_and_not_announced(piece, tmp_path):
 
 def test_xmp_without_parts_stays_byte_by_byte():
     for plain in (b"<x:xmpmeta/>", XMP.replace("http://ns.", "http://my.").encode(), b"\0\xff<"):
-        assert without_parts(plain) == plain
+        assert strip_part_marks(plain) == plain
 
 
 def test_the_first_picture_of_an_animated_png_is_read_with_a_note(piece, tmp_path):

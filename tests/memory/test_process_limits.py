@@ -200,11 +200,11 @@ import json, torch
 from torch import nn
 from lowtide.core.heap import trim_heap
 from lowtide.memory.library_memory import _planning_bytes, _sizes
-from lowtide.streaming.planner.program_cache import preload_capture
-from lowtide.streaming.probe.trace_memory import preload_tracing
+from lowtide.streaming.planner.program_cache import import_capture_libraries
+from lowtide.streaming.probe.trace_memory import import_tracing_libraries
 trim_heap(collect=True)
 before, asked = _sizes(), {counts: _planning_bytes(counts) for counts in _sizes()}
-preload_tracing(), preload_capture()
+import_tracing_libraries(), import_capture_libraries()
 trim_heap(collect=True)
 taken = {counts: size - before[counts] for counts, size in _sizes().items()}
 print(json.dumps([taken, asked, _planning_bytes("resident")]))

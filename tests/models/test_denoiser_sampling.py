@@ -10,7 +10,7 @@ import torch
 from lowtide import UsageError
 from lowtide.jobs.denoise.states import SamplingStepSink, ScratchImage
 from lowtide.models.denoiser.config import SchedulerName, SlimUNetConfig
-from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
+from lowtide.models.denoiser.denoiser import Denoiser, preconditioning_terms
 from lowtide.models.denoiser.sampling import (
     NoiseSchedule,
     earlier_predictions,
@@ -187,7 +187,7 @@ def test_the_three_predictions_agree():
             oracle.level = oracle.level.new_tensor(2 * sigma)
             return denoiser(torch.from_numpy(state)[None]).numpy()[0]
 
-        assert preconditioning(prediction, 0.3)[0] == pytest.approx((1 + 0.3**2) ** -0.5)
+        assert preconditioning_terms(prediction, 0.3)[0] == pytest.approx((1 + 0.3**2) ** -0.5)
         found[prediction] = sample(sampling_steps("ddim", SIGMA, 4), noisy[0].numpy(), predict)
         assert np.abs(found[prediction] - clean[0].numpy()).max() < 1e-7, prediction
 

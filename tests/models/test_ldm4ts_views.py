@@ -11,7 +11,7 @@ from lowtide import UsageError
 from lowtide.models.ldm4ts.conditioning import (
     gramian_angular_field,
     recurrence_plot,
-    segmentation,
+    segmentation_image,
     view_images,
 )
 from lowtide.models.ldm4ts.path_image import PathImageMap
@@ -82,11 +82,11 @@ def test_views_equal_those_of_pyts(side):
 
 def test_a_folded_series_has_a_period_in_each_row_and_ends_with_the_last():
     series = torch.arange(10.0)[None, :, None]
-    image = segmentation(series, 4, (3, 4))
+    image = segmentation_image(series, 4, (3, 4))
     assert image[0, 0].tolist() == [[0, 0, 0, 1], [2, 3, 4, 5], [6, 7, 8, 9]]
-    halves = segmentation(series, 4, (3, 2))
+    halves = segmentation_image(series, 4, (3, 2))
     assert halves[0, 0].tolist() == [[0, 0.5], [2.5, 4.5], [6.5, 8.5]]
-    assert segmentation(walks(2, 50, 3), 60, (24, 40)).shape == (2, 3, 24, 40)
+    assert segmentation_image(walks(2, 50, 3), 60, (24, 40)).shape == (2, 3, 24, 40)
 
 
 def test_views_of_constant_series_are_finite_and_windows_do_not_see_each_other():

@@ -6,7 +6,7 @@ import pytest
 from lowtide import InputError
 from lowtide.models.forecaster import forecaster
 from lowtide.models.forecaster.forecaster import RidgeForecaster
-from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, moments
+from lowtide.models.forecaster.ridge import RidgeConfig, fit_ridge, ridge_moments
 from lowtide.models.forecaster.windows import forward_fill, target_windows
 
 SEASON, HORIZON = 12, 18
@@ -73,7 +73,7 @@ def test_folds_saw_none_of_their_targets():
     fold = fit.folds[1]
     origins = np.arange(24, len(values) - HORIZON + 1)
     outside = origins[(origins <= fold.first - HORIZON) | (origins >= fold.last - 1 + HORIZON)]
-    direct = moments(values, known, values, outside, config, HORIZON).solve(fit.penalty)
+    direct = ridge_moments(values, known, values, outside, config, HORIZON).solve(fit.penalty)
     np.testing.assert_allclose(fold.matrix, direct, atol=1e-9)
 
 

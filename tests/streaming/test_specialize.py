@@ -9,7 +9,7 @@ from torch import nn
 
 from lowtide import ModelError, UsageError
 from lowtide.streaming.planner.tile_variants import with_compile, with_cuda_graph
-from lowtide.streaming.specialize import require_cuda_graphs, specialize
+from lowtide.streaming.specialize import require_cuda_graphs, specialize_network
 from support.cuda_graphs import graphs_on_the_cpu
 from support.processor import needs_the_compiler
 from support.toy_models import conv_net, make_plan, network, pictures
@@ -30,7 +30,7 @@ def plan():
 def test_the_same_values_by_one_shape_only(as_graph, monkeypatch):
     graphs = graphs_on_the_cpu(monkeypatch)
     plain = network(conv_net())
-    fast = specialize(plain, SHAPE, as_graph=as_graph)
+    fast = specialize_network(plain, SHAPE, as_graph=as_graph)
     assert (fast.scale, fast.device) == (plain.scale, plain.device)
     replays = graphs.replayed
     with torch.inference_mode():
@@ -50,13 +50,13 @@ class Unlike(nn.Module):
 @needs_the_compiler
 def test_a_compiled_network_that_differs_or_fails_is_refused():
     with pytest.raises(ModelError, match="compiling changes the result by"):
-        specialize(network(Unlike(), scale=1), (1, 3, 8, 8), as_graph=False)
+        specialize_network(network(Unlike(), scale=1), (1, 3, 8, 8), as_graph=False)
     lacking = {"cpp.cxx": ("/nowhere/g++",), "force_disable_caches": True}
     with (
         torch._inductor.config.patch(lacking),
         pytest.raises(ModelError, match="compiling fails for this network") as caught,
     ):
-        specialize(network(conv_net()), (1, 3, 16, 16), as_graph=False)
+        specialize_network(network(conv_net()), (1, 3, 16, 16), as_graph=False)
     assert caught.value.hint == "--compile off"
 
 
@@ -71,13 +71,13 @@ def test_a_folder_of_many_sizes_is_compiled_for_each(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     net = network(conv_net())
     for side in range(16, 28):  # PyTorch's own limit is 8
-        specialize(net, (1, 3, side, side), as_graph=False)
+        specialize_network(net, (1, 3, side, side), as_graph=False)
     assert len(made) == 12
 
 
 def test_results_and_images_of_a_graph_have_memory_of_their_own(monkeypatch):
     graphs_on_the_cpu(monkeypatch)
-    fast = specialize(network(conv_net()), SHAPE, as_graph=True)
+    fast = specialize_network(network(conv_net()), SHAPE, as_graph=True)
     with torch.inference_mode():
         images = torch.rand(SHAPE)
         first = fast.forward(images)
@@ -93,7 +93,7 @@ def test_channels_that_lie_last_do_so_in_the_graph(monkeypatch):
     seen = []
     net = network(conv_net(), channels_last=True)
     net.forward.register_forward_pre_hook(lambda _, given: seen.append(given[0].stride()))
-    specialize(net, SHAPE, as_graph=True)
+    specialize_network(net, SHAPE, as_graph=True)
     assert len(set(seen)) == 1
     assert seen[0] == torch.empty(SHAPE).contiguous(memory_format=torch.channels_last).stride()
 
@@ -117,17 +117,17 @@ def test_a_graph_that_differs_or_fails_is_refused(monkeypatch):
     refused = RuntimeError("operation not permitted when stream is capturing\nmore")
     failure = r"capturing a CUDA graph fails for this network: RuntimeError.*capturing$"
     with pytest.raises(ModelError, match=failure) as caught:
-        specialize(network(AsksTheHost(refused), scale=1), SHAPE, as_graph=True)
+        specialize_network(network(AsksTheHost(refused), scale=1), SHAPE, as_graph=True)
     assert "--cuda-graphs" in caught.value.hint
     lack = torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(torch.OutOfMemoryError):
-        specialize(network(AsksTheHost(lack), scale=1), SHAPE, as_graph=True)
+        specialize_network(network(AsksTheHost(lack), scale=1), SHAPE, as_graph=True)
     # It gives what it was captured with, whatever it is asked.
     monkeypatch.setattr(
         torch.cuda, "make_graphed_callables", lambda run, given: lambda _: run(*given)
     )
     with pytest.raises(ModelError, match="capturing a CUDA graph changes the result by"):
-        specialize(network(conv_net()), SHAPE, as_graph=True)
+        specialize_network(network(conv_net()), SHAPE, as_graph=True)
 
 
 def test_the_cpu_has_no_graphs():

@@ -6,8 +6,8 @@ import yaml
 from torch.nn.utils import parameters_to_vector
 
 from lowtide import UsageError
-from lowtide.models.families import networks
-from lowtide.training.run_config import LossEntry, Scheduler
+from lowtide.models.families import network_builders
+from lowtide.training.run_config import LossEntry, SchedulerSection
 from lowtide.training.setup import (
     ema_decay,
     loss_weight,
@@ -233,11 +233,11 @@ def test_the_example_is_one():
     from lowtide.cli.train_sr import EXAMPLE
 
     config = SrConfig.from_values(yaml.safe_load(EXAMPLE))
-    assert config.network_g["type"] in networks("generators")
+    assert config.network_g["type"] in network_builders("generators")
 
 
 def test_every_generator_is_made():
-    for kind in [name for name in networks("generators") if name[-2:] not in ("_l", "xl")]:
+    for kind in [name for name in network_builders("generators") if name[-2:] not in ("_l", "xl")]:
         options = {"features": 8, "blocks": 1} if kind == "paragonconv" else {}
         network = make_generator({"type": kind, **options}, 2, seed=1)
         again = make_generator({"type": kind.upper(), **options}, 2, seed=1)
@@ -271,14 +271,14 @@ def test_discriminators():
 
 
 def test_the_rate_rises_and_falls():
-    cosine = Scheduler(type="cosine", eta_min=0.1)
+    cosine = SchedulerSection(type="cosine", eta_min=0.1)
     shares = [lr_factor(cosine, step, 100, 10) for step in range(100)]
     assert shares[0] == pytest.approx(1 / 11)
     assert max(shares) == shares[10] > 0.97
     assert shares[-1] == pytest.approx(0.1, abs=1e-3)
-    steps = Scheduler(type="multistep", milestones=[5, 8], gamma=0.5)
+    steps = SchedulerSection(type="multistep", milestones=[5, 8], gamma=0.5)
     assert [lr_factor(steps, step, 10, 0) for step in (4, 5, 8)] == [1.0, 0.5, 0.25]
-    assert lr_factor(Scheduler(type="constant"), 7, 10, 0) == 1.0
+    assert lr_factor(SchedulerSection(type="constant"), 7, 10, 0) == 1.0
 
 
 def test_weights_of_losses_ramp_in():

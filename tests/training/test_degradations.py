@@ -9,11 +9,11 @@ import skimage.data
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.degrade import (
-    PhotoConfig,
+    DegradationStageConfig,
     PhotoDegradation,
-    RealConfig,
+    PhotoDegradationConfig,
     RealDegradation,
-    StageConfig,
+    RealDegradationConfig,
     bicubic_downscale,
     jpeg_roundtrip,
     resize_image,
@@ -26,7 +26,7 @@ from lowtide.training.data.kernels import (
     sinc_kernel,
 )
 
-NOTHING = StageConfig(
+NOTHING = DegradationStageConfig(
     BlurKernelConfig(share=0.0),
     (0.0, 0.0, 1.0),
     gaussian_share=1.0,
@@ -106,7 +106,7 @@ def test_the_image_is_not_shifted(astronaut, degradation):
 
 
 def test_stages_that_do_nothing_leave_the_image(astronaut):
-    config = RealConfig(NOTHING, NOTHING, final_sinc_share=0.0)
+    config = RealDegradationConfig(NOTHING, NOTHING, final_sinc_share=0.0)
     low = RealDegradation(config)(astronaut, 1, numbers())
     # Two JPEG files of quality 100, with color at half the resolution.
     assert np.abs(low - astronaut).mean() < 0.02
@@ -124,7 +124,7 @@ def test_photographs_are_a_little_worse_and_some_are_clean(astronaut):
 
 
 def test_a_photograph_of_which_nothing_is_lost(astronaut):
-    config = PhotoConfig(blur_share=0, twice_share=0, noise_share=0, jpeg_share=0)
+    config = PhotoDegradationConfig(blur_share=0, twice_share=0, noise_share=0, jpeg_share=0)
     assert np.array_equal(PhotoDegradation(config)(astronaut, 1, numbers()), astronaut)
 
 
@@ -132,7 +132,9 @@ def test_chroma_is_kept_where_it_is_not_subsampled(astronaut):
     """At quality 100 nearly all that is lost is chroma's resolution."""
     options = dict(blur_share=0, twice_share=0, noise_share=0, jpeg_share=1, jpeg=(100, 100))
     full, half = (
-        PhotoDegradation(PhotoConfig(**options, full_color_share=share))(astronaut, 1, numbers())
+        PhotoDegradation(PhotoDegradationConfig(**options, full_color_share=share))(
+            astronaut, 1, numbers()
+        )
         for share in (1, 0)
     )
     assert np.abs(full - astronaut).mean() < 0.5 * np.abs(half - astronaut).mean()
@@ -141,7 +143,9 @@ def test_chroma_is_kept_where_it_is_not_subsampled(astronaut):
 def noisy(**changes):
     """What a round with nothing but noise, of quality 100, adds to flat gray."""
     stage = dict(blur=BlurKernelConfig(share=0.0), resize_shares=(0.0, 0.0, 1.0), jpeg=(100, 100))
-    config = RealConfig(StageConfig(**(stage | changes)), NOTHING, final_sinc_share=0.0)
+    config = RealDegradationConfig(
+        DegradationStageConfig(**(stage | changes)), NOTHING, final_sinc_share=0.0
+    )
     gray = np.full((128, 128, 3), 0.5, np.float32)
     return RealDegradation(config)(gray, 1, numbers()) - 0.5
 

@@ -21,23 +21,29 @@ from lowtide.jobs.train.run import run_training
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.training.data.batches import BatchLoader
 from lowtide.training.distributed import SINGLE_PROCESS
-from lowtide.training.run_config import Datasets, Optim, RunConfig, Train, TrainData
+from lowtide.training.run_config import (
+    DatasetsSection,
+    OptimSection,
+    RunConfig,
+    TrainDataSection,
+    TrainSection,
+)
 from lowtide.training.task import LossTerm, Objective, ObjectiveLosses, TrainTask
 from lowtide.training.trainer import Trainer
 
 FEATURES = 3
 
 
-class SeriesData(TrainData, frozen=True):
+class SeriesData(TrainDataSection, frozen=True):
     length: int = Field(default=24, ge=2, description="Time steps of a window.")
 
 
-class SeriesDatasets(Datasets, frozen=True):
+class SeriesDatasets(DatasetsSection, frozen=True):
     train: SeriesData = SeriesData()
 
 
-class SeriesTrain(Train, frozen=True):
-    optim: Optim = Optim(lr=1e-2)
+class SeriesTrain(TrainSection, frozen=True):
+    optim: OptimSection = OptimSection(lr=1e-2)
 
 
 class SeriesConfig(RunConfig, frozen=True):

@@ -28,7 +28,7 @@ class BackendAvailability:
     fix: str = ""
 
 
-def availability() -> list[BackendAvailability]:
+def backend_availability() -> list[BackendAvailability]:
     """Return the availability of every attention backend on this machine.
 
     Checked for the first GPU, or for the CPU if there is none. Backends come in order of

@@ -207,7 +207,7 @@ class _RouterMode(TorchFunctionMode):
             names = dict(
                 scaled_dot_product_attention=self._compute, has_torch_function=lambda _: False
             )
-            return with_globals(func, names)(*args, **kwargs)
+            return copy_with_globals(func, names)(*args, **kwargs)
         return (self._compute if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -218,7 +218,7 @@ class _RouterMode(TorchFunctionMode):
             _THREAD.busy = False
 
 
-def with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
+def copy_with_globals(function: FunctionType, names: dict[str, Any]) -> FunctionType:
     """Copy ``function`` with ``names`` overriding its module's globals."""
     copy = FunctionType(
         function.__code__,

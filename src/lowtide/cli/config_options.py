@@ -37,7 +37,7 @@ class ConfigKeyAlias:
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """A key of a configuration file, with its field and its default in the whole."""
 
     path: tuple[str, ...]
@@ -83,9 +83,9 @@ class Key:
 
 
 def _read_yaml(name: str, text: str) -> Any:
-    from lowtide.training.yaml_loader import read_value
+    from lowtide.training.yaml_loader import read_yaml_value
 
-    return read_value(text, f"{name} {text[:40]}")
+    return read_yaml_value(text, f"{name} {text[:40]}")
 
 
 def _is_choice(kind: Any) -> bool:
@@ -99,7 +99,7 @@ def option_name(path: tuple[str, ...]) -> str:
 
 def config_keys(
     config: type[BaseModel], whole: Any = None, path: tuple[str, ...] = ()
-) -> Iterator[Key]:
+) -> Iterator[ConfigKey]:
     """Yield the keys of a configuration class in order, sections expanded in place."""
     from lowtide.training.run_config import section_of
 
@@ -111,7 +111,7 @@ def config_keys(
         if section is not None:
             yield from config_keys(section, default, (*path, name))
         else:
-            yield Key((*path, name), field, default)
+            yield ConfigKey((*path, name), field, default)
 
 
 class ConfigCommand(AliasCommand):
@@ -122,14 +122,14 @@ class ConfigCommand(AliasCommand):
 
     config: Callable[[], type[BaseModel]]
     aliases: tuple[ConfigKeyAlias, ...] = ()
-    _made: list[tuple[Key, TyperOption, str | None]] | None = None
+    _made: list[tuple[ConfigKey, TyperOption, str | None]] | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the command's own parameters and the configuration's."""
         own = super().get_params(ctx)
         return [*own, *(option for _, option, _ in self._options(own))]
 
-    def _options(self, own: list[Any]) -> list[tuple[Key, TyperOption, str | None]]:
+    def _options(self, own: list[Any]) -> list[tuple[ConfigKey, TyperOption, str | None]]:
         """Return the option of each key: its last name where that is unique, and its path.
 
         Aliases that stand for a value, which comes last, are options of their own.
@@ -183,7 +183,7 @@ def _flag(alias: ConfigKeyAlias) -> TyperOption:
     )
 
 
-def _option(key: Key, unique: bool, more_names: Sequence[str]) -> TyperOption:
+def _option(key: ConfigKey, unique: bool, more_names: Sequence[str]) -> TyperOption:
     """Build the option of a key, whose last name is ``unique`` or not."""
     paths = dict.fromkeys((key.path[-1:], key.path) if unique else (key.path,))
     names = [*(option_name(path) for path in paths), *more_names]
@@ -220,7 +220,7 @@ def _shown(default: Any) -> str | None:
     return str(default)
 
 
-def _metavar(key: Key) -> str:
+def _metavar(key: ConfigKey) -> str:
     kind = key.kinds[0]
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
@@ -229,7 +229,7 @@ def _metavar(key: Key) -> str:
     return {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "FILE"}.get(kind, "YAML")
 
 
-def _take_open(args: list[str], keys: Collection[Key]) -> tuple[list[str], Given]:
+def _take_open(args: list[str], keys: Collection[ConfigKey]) -> tuple[list[str], Given]:
     """Split off options of open sections; return the other words and their values."""
     found: Given = {}
     by_name = {option_name(key.path): key for key in keys}

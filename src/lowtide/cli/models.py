@@ -26,7 +26,12 @@ def models(
 ) -> None:
     """List the bundled models, what for and how fast, or describe model files."""
     from lowtide.models import bundled_names, describe_bundled, load
-    from lowtide.models.bundled import PUBLISHED, seconds_of, speed_file, use_of
+    from lowtide.models.bundled import (
+        PUBLISHED,
+        bundled_use,
+        measured_speeds,
+        seconds_per_megapixel,
+    )
 
     found = (
         [load(file).descriptor for file in files]
@@ -36,22 +41,25 @@ def models(
     if as_json:
         rows = [
             model.to_dict()
-            | {"use": use_of(model.name), "cpu_seconds_per_megapixel": seconds_of(model.name)}
+            | {
+                "use": bundled_use(model.name),
+                "cpu_seconds_per_megapixel": seconds_per_megapixel(model.name),
+            }
             for model in found
         ]
         shown = {
             "schema_version": SCHEMA_VERSION,
             "models": rows,
-            "speed_measured_on": speed_file()["cpu"],
+            "speed_measured_on": measured_speeds()["cpu"],
         }
         shown["published"] = [asdict(one) for one in PUBLISHED]
         typer.echo(json.dumps(shown, indent=2))
         return
     for model in found:
-        _print(model, use_of(model.name), seconds_of(model.name))
+        _print(model, bundled_use(model.name), seconds_per_megapixel(model.name))
     if files:
         return
-    typer.echo(f"speeds are of one thread of {speed_file()['cpu']}, for a megapixel of input")
+    typer.echo(f"speeds are of one thread of {measured_speeds()['cpu']}, for a megapixel of input")
     typer.echo("models of others that run here, which are not downloaded:")
     for one in PUBLISHED:
         typer.echo(f"  {one.subject}: {one.name}, {one.license}, {one.page}")

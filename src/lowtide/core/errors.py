@@ -33,7 +33,7 @@ class LowtideError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        message = shorten(message, _MOST_IN_MESSAGE)
+        message = shorten_middle(message, _MOST_IN_MESSAGE)
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -119,10 +119,10 @@ class Cancelled(LowtideError):  # noqa: N818  (an interruption, not a fault)
 
 def short_repr(value: object) -> str:
     """Return a value as Python writes it, with its middle left out where it is long."""
-    return shorten(repr(value))
+    return shorten_middle(repr(value))
 
 
-def shorten(text: str, most: int = _MOST_SHOWN) -> str:
+def shorten_middle(text: str, most: int = _MOST_SHOWN) -> str:
     """Return a text with its middle left out where it has more than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most * 3 // 4]} … {text[-most // 4 :]}"
 

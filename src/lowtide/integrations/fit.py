@@ -12,10 +12,10 @@ from lowtide.core.errors import UsageError
 from lowtide.integrations.fitted_module import FitSettings, fit_part, is_fitted, unfit_part
 from lowtide.integrations.part_selection import (
     PARTS,
-    check_part,
-    check_video_autoencoder,
-    chosen_parts,
     looks_like_autoencoder,
+    parts_to_fit,
+    require_fittable_part,
+    require_fittable_video_autoencoder,
 )
 from lowtide.integrations.video_autoencoders.families import class_names, family_of, refusal_of
 from lowtide.memory.budget import Budget
@@ -81,10 +81,10 @@ def fit(
             hint=f"lowtide.fit takes {', '.join(class_names())}",
         )
     family = family_of(type(module))
-    chosen = chosen_parts(module, parts)
+    chosen = parts_to_fit(module, parts)
     whole = all(getattr(module, name, None) is None or name in chosen for name in PARTS)
     if family:
-        check_video_autoencoder(module, family, tuple(chosen))
+        require_fittable_video_autoencoder(module, family, tuple(chosen))
         fit_part(module, replace(settings, parts=tuple(chosen)))
     else:
         _check_parts(module, chosen, suggest_parts=parts is None)
@@ -120,7 +120,7 @@ def _check_parts(
     errors: dict[str, UsageError] = {}
     for name, part in chosen.items():
         try:
-            check_part(f"the {name} of this {type(autoencoder).__name__}", part)
+            require_fittable_part(f"the {name} of this {type(autoencoder).__name__}", part)
         except UsageError as refusal:
             errors[name] = refusal
     for refusal in errors.values():

@@ -30,9 +30,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.integrations.part_calls import (
     BudgetedPartCaller,
-    check_eval_mode,
-    check_not_traced,
-    check_state,
+    require_eval_mode,
+    require_not_traced,
+    require_runnable_state,
 )
 from lowtide.integrations.video_autoencoders.clip_part import ClipPartStream
 from lowtide.integrations.video_autoencoders.families import VideoAutoencoderFamily, family_of
@@ -175,12 +175,12 @@ def _fitted_class(unfitted: type[nn.Module]) -> Any:
 def _run(part: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     title = f"this {part.unfitted.__name__}"
     image = _only_tensor(title, part, args, kwargs)
-    check_not_traced(title, image)
+    require_not_traced(title, image)
     _warn_of_tiles(part)
     with _lock_of(part):
-        check_eval_mode(title, part)
-        check_state(title, part)
-        return run_in_range(
+        require_eval_mode(title, part)
+        require_runnable_state(title, part)
+        return run_without_overflow(
             title, part, image, lambda one, given: _streams_of(one)["forward"](given)
         )
 
@@ -221,13 +221,13 @@ def _run_clip(autoencoder: Any, part: str, clip: Tensor) -> Tensor:
     """Run a part of a video autoencoder; its caches stay empty."""
     family, kind = _family(autoencoder), autoencoder.unfitted.__name__
     title = f"the {part} of this {kind}"
-    check_not_traced(title, clip)
+    require_not_traced(title, clip)
     with _lock_of(autoencoder):
         for name, network in family.networks(autoencoder, part).items():
-            check_eval_mode(f"the {name} of this {kind}", network)
-            check_state(f"the {name} of this {kind}", network)
+            require_eval_mode(f"the {name} of this {kind}", network)
+            require_runnable_state(f"the {name} of this {kind}", network)
         family.clear_caches(autoencoder)  # a call that raised leaves some
-        return run_in_range(
+        return run_without_overflow(
             title, autoencoder, clip, lambda one, given: _streams_of(one)[part](given)
         )
 
@@ -284,7 +284,7 @@ def _streamed(
     return {"forward": BudgetedPartCaller(twin, stream, always_bands=settings.pages != "auto")}
 
 
-def run_in_range(title: str, module: nn.Module, given: Tensor, run: Run) -> Any:
+def run_without_overflow(title: str, module: nn.Module, given: Tensor, run: Run) -> Any:
     """Return the result of a module; where fp16 overflows, that of a copy in fp32.
 
     Where fp32 does not fit the budget, the copy is in bf16. The result has the dtype of the first

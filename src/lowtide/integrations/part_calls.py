@@ -146,13 +146,13 @@ def _on_cpu(module: nn.Module, image: Tensor, room: int) -> tuple[float, float]:
     return peak, math.ceil(planning / saved) if saved else math.inf
 
 
-def check_state(title: str, part: nn.Module) -> None:
+def require_runnable_state(title: str, part: nn.Module) -> None:
     """Raise `UsageError` for module state that bands cannot run with.
 
     Checked at `fit` and at each call; ``title`` names the part in the message.
     """
     for path, inner in part.named_modules():
-        if path and (hooks := ", ".join(hooks_of(inner))):
+        if path and (hooks := ", ".join(hook_owners(inner))):
             raise UsageError(
                 f"{title} has hooks of {hooks} on {path}, which move or cast its weights while it"
                 " runs; bands read weights at rest",
@@ -171,7 +171,7 @@ def check_state(title: str, part: nn.Module) -> None:
             )
 
 
-def check_not_traced(title: str, image: Tensor) -> None:
+def require_not_traced(title: str, image: Tensor) -> None:
     """Raise `ModelError` if the call is being traced or exported.
 
     ``image`` is the first tensor of the call, of any shape: a fake one means tracing.
@@ -185,7 +185,7 @@ def check_not_traced(title: str, image: Tensor) -> None:
         )
 
 
-def check_eval_mode(title: str, part: nn.Module) -> None:
+def require_eval_mode(title: str, part: nn.Module) -> None:
     """Raise `UsageError` in training mode: bands have no backward pass."""
     for path, inner in part.named_modules():
         if inner.training:
@@ -195,7 +195,7 @@ def check_eval_mode(title: str, part: nn.Module) -> None:
             )
 
 
-def hooks_of(module: nn.Module) -> Iterator[str]:
+def hook_owners(module: nn.Module) -> Iterator[str]:
     """Yield the owners of hooks around a module's forward: accelerate, diffusers.
 
     With the names of the hooks.

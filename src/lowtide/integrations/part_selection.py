@@ -18,9 +18,9 @@ from lowtide.core.errors import UsageError
 from lowtide.integrations.fitted_module import is_fitted, is_own_forward
 from lowtide.integrations.part_calls import (
     GROUP_OFFLOAD_HINT,
-    check_state,
-    hooks_of,
+    hook_owners,
     is_compiled,
+    require_runnable_state,
 )
 from lowtide.integrations.video_autoencoders.families import VideoAutoencoderFamily
 from lowtide.memory.tracing.traced_code import traced_code
@@ -31,7 +31,7 @@ PARTS = ("encoder", "decoder")
 _FAKE_SIDE, _REAL_SIDE = 128, 32
 
 
-def chosen_parts(autoencoder: nn.Module, requested: Sequence[str] | None) -> dict[str, nn.Module]:
+def parts_to_fit(autoencoder: nn.Module, requested: Sequence[str] | None) -> dict[str, nn.Module]:
     """Return the parts to fit, by name: those ``requested``, or all.
 
     Raises `UsageError` where there is none, where a requested one is missing, and where the
@@ -68,13 +68,13 @@ def looks_like_autoencoder(module: object) -> bool:
     return all(hasattr(module, name) for name in PARTS)
 
 
-def check_part(title: str, part: nn.Module) -> None:
+def require_fittable_part(title: str, part: nn.Module) -> None:
     """Raise `UsageError` with the reason if ``part`` cannot be fitted.
 
     ``title`` names the part in the message.
     """
     _check_unmodified(title, part)
-    check_state(title, part)
+    require_runnable_state(title, part)
     _check_signature(title, part)
     for path, inner in part.named_modules():
         if isinstance(inner, (nn.Conv3d, nn.ConvTranspose3d)):
@@ -85,7 +85,7 @@ def check_part(title: str, part: nn.Module) -> None:
     _try(title, part)
 
 
-def check_video_autoencoder(
+def require_fittable_video_autoencoder(
     autoencoder: nn.Module, family: VideoAutoencoderFamily, parts: Sequence[str]
 ) -> None:
     """Raise `UsageError` with the reason if a video autoencoder cannot be fitted."""
@@ -103,7 +103,7 @@ def check_video_autoencoder(
         for name, network in family.networks(autoencoder, part).items():
             title = f"the {name} of this {kind}"
             _check_unmodified(title, network)
-            check_state(title, network)
+            require_runnable_state(title, network)
 
 
 def _other_networks(autoencoder: nn.Module) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _check_unmodified(title: str, part: nn.Module) -> None:
             f"{title} is compiled, and its graph cannot be captured to run in bands",
             hint="compile the autoencoder or its parts after lowtide.fit, which works",
         )
-    if hooks := ", ".join(hooks_of(part)):
+    if hooks := ", ".join(hook_owners(part)):
         raise UsageError(
             f"{title} has hooks of {hooks} around its forward, which bands would bypass",
             hint=(

@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lowtide.attention.availability import availability
+from lowtide.attention.availability import backend_availability
 from lowtide.core.errors import install_extra
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.jobs.engine.report import versions_used
@@ -34,7 +34,7 @@ def examine_machine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(Path()).free,
         "cache_folder": None if (cached := cache_folder()) is None else str(cached),
         "extras": _extras(),
-        "attention": [vars(backend) for backend in availability()],
+        "attention": [vars(backend) for backend in backend_availability()],
     }
 
 

@@ -32,13 +32,13 @@ _MAPS = Path("/proc/self/maps")
 
 
 @functools.cache
-def configure() -> None:
+def configure_libvips() -> None:
     """Make libvips streaming-only: no operation cache, one worker, small windows."""
     pyvips.cache_set_max(0)
     pyvips.cache_set_max_mem(0)
     # pyvips adds it at run time, invisible to type checkers.
     pyvips.concurrency_set(WORKERS)  # pyright: ignore[reportAttributeAccessIssue]
-    windows_are_small()
+    shrink_row_windows()
 
 
 class HeapTrimmer:
@@ -65,7 +65,7 @@ class HeapTrimmer:
 FILE_ERRORS = (pyvips.Error, UnicodeDecodeError)
 
 
-def is_harmless(error: pyvips.Error | UnicodeDecodeError) -> bool:
+def is_harmless_jpeg_error(error: pyvips.Error | UnicodeDecodeError) -> bool:
     """Return whether a JPEG error is only a warning without loss of pixels.
 
     Judged by libvips's last message. Such are extraneous bytes, which many cameras leave between
@@ -89,7 +89,7 @@ def libvips_error_text(error: pyvips.Error | UnicodeDecodeError) -> str:
 
 
 @functools.cache
-def windows_are_small() -> bool:
+def shrink_row_windows() -> bool:
     """Shrink libvips's row windows between the stages of a pipeline; return whether it worked.
 
     The memory bounds of the codecs depend on it. libvips sizes the windows by a tile height of 128,

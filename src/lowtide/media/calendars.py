@@ -303,7 +303,7 @@ def microseconds(stamps: pd.Index) -> np.ndarray:
     return stamps.to_numpy("datetime64[us]").astype(np.int64)
 
 
-def clock(time: int) -> str:
+def clock_text(time: int) -> str:
     """Return a time of the day in words: ``09:30``."""
     minutes, seconds = divmod(time // SECOND, 60)
     return f"{minutes // 60:02}:{minutes % 60:02}" + (f":{seconds:02}" if seconds else "")
@@ -321,7 +321,7 @@ def _spans(times: tuple[int, ...], step: int) -> list[str]:
         return []
     breaks = [place for place, gap in enumerate(np.diff(times), 1) if gap != step]
     parts = [times[a:b] for a, b in zip([0, *breaks], [*breaks, len(times)], strict=True)]
-    words = [(clock(part[0]), clock(part[-1])) for part in parts]
+    words = [(clock_text(part[0]), clock_text(part[-1])) for part in parts]
     return [first if first == last else f"{first}-{last}" for first, last in words]
 
 

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from lowtide.core.heap import heap_is_tuned
-from lowtide.media._libvips import windows_are_small
+from lowtide.media._libvips import shrink_row_windows
 from lowtide.media.image_info import ImageInfo
 
 
@@ -168,7 +168,7 @@ def _of_large_qualities(quality: int) -> float:
 
 
 def _of_windows(rows: tuple[int, int]) -> int:
-    return rows[not windows_are_small()]
+    return rows[not shrink_row_windows()]
 
 
 def _by_rows(info: ImageInfo, rows: tuple[int, int], extra: tuple[int, int]) -> CodecBytes:

@@ -14,7 +14,7 @@ from lowtide.core.errors import ImageError
 from lowtide.media._libvips import FILE_ERRORS, libvips_error_text
 from lowtide.media.formats import JPEG
 from lowtide.media.image_facts import MAX_PIXELS, inspect_image, open_decoder
-from lowtide.media.metadata import segments
+from lowtide.media.metadata import jpeg_segments
 from lowtide.media.video.opened_video import (
     decoder_of,
     load_av,
@@ -117,7 +117,7 @@ def color_step(path: Path) -> float:
     It is infinite for a gray one.
     """
     tables = _tables(path)
-    for marker, data in segments(path):
+    for marker, data in jpeg_segments(path):
         if marker in _FRAMES and len(data) >= 6:
             components = [data[at : at + 3] for at in range(6, len(data) - 2, 3)]
             if len(components) < 3:
@@ -130,7 +130,7 @@ def color_step(path: Path) -> float:
 def _tables(path: Path) -> dict[int, np.ndarray]:
     """Return a JPEG's quantization tables (64,) by their numbers, in the order of the file."""
     found: dict[int, np.ndarray] = {}
-    for marker, data in segments(path):
+    for marker, data in jpeg_segments(path):
         while marker == _QUANTIZATION and data:
             wide, number = divmod(data[0], 16)
             length = 1 + 64 * (1 + (wide > 0))

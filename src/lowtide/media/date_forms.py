@@ -119,7 +119,7 @@ _KNOWN = (
 )
 
 
-def readings(cells: pd.Series) -> dict[str, np.ndarray]:
+def date_readings(cells: pd.Series) -> dict[str, np.ndarray]:
     """Return what text may mean, by the name of the form, in microseconds since 1970.
 
     Args:
@@ -150,7 +150,7 @@ def readings(cells: pd.Series) -> dict[str, np.ndarray]:
     return found
 
 
-def from_digits(numbers: np.ndarray, kind: str) -> np.ndarray:
+def stamps_from_digits(numbers: np.ndarray, kind: str) -> np.ndarray:
     """Return the stamps of numbers [n] whose digits are a date; `NOT_A_TIME` where there is none.
 
     ``kind`` is a name in `DIGITS`, or ``"year"``.
@@ -172,7 +172,7 @@ def kind_of_numbers(name: str, found: np.ndarray, text: pd.Series) -> str:
         return "year"
     for kind, length in _LENGTHS.items():
         first, end = (year * 10 ** (length - 4) for year in (_DIGITS_FROM, _DIGITS_TO + 1))
-        if first <= low and high < end and (from_digits(found, kind) != NOT_A_TIME).all():
+        if first <= low and high < end and (stamps_from_digits(found, kind) != NOT_A_TIME).all():
             return kind
     for unit, least in (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17)):
         if least <= low and high < 1e11 * least / 1e8 and (whole or unit == "s"):
@@ -256,7 +256,7 @@ def month_of_name(name: str) -> int:
     return next((number for number, starts in enumerate(_MONTHS, 1) if re.match(starts, name)), 0)
 
 
-def of_zone(name: str) -> datetime.tzinfo:
+def load_zone(name: str) -> datetime.tzinfo:
     """Return a zone of `zoneinfo`, which every stamp library takes."""
     return zoneinfo.ZoneInfo(name)
 
@@ -266,7 +266,7 @@ def to_zone_clock(utc: np.ndarray, zone: str) -> np.ndarray:
     import pandas as pd
 
     index = pd.DatetimeIndex(utc.astype("datetime64[us]")).tz_localize("UTC")
-    return microseconds(index.tz_convert(of_zone(zone)).tz_localize(None))
+    return microseconds(index.tz_convert(load_zone(zone)).tz_localize(None))
 
 
 def to_utc(local: np.ndarray, zone: str) -> np.ndarray:

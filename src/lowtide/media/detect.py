@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lowtide.core.input_file import exists, is_file, is_folder
 from lowtide.media.formats import SUFFIXES, identify_format, is_media_container
-from lowtide.media.tiff_header import TiffDirectory, directories
+from lowtide.media.tiff_header import TiffDirectory, tiff_directories
 
 HEAD_BYTES = 512
 
@@ -109,7 +109,7 @@ def camera_raw(path: Path, head: bytes) -> str | None:
     if not head.startswith(_TIFF_ORDERS):
         return None
     with path.open("rb") as file:
-        return _raw_tiff(path, list(directories(file)))
+        return _raw_tiff(path, list(tiff_directories(file)))
 
 
 def _raw_tiff(path: Path, found: list[TiffDirectory]) -> str | None:

@@ -26,7 +26,7 @@ from lowtide.core.units import MIB, format_bytes
 from lowtide.media.encode import EncodeOptions, SaveDetails
 from lowtide.media.formats import JPEG, PNG, TIFF, ImageFormat, output_sample
 from lowtide.media.image_info import ImageInfo
-from lowtide.media.metadata import ImageMetadata, attach, keep_flags
+from lowtide.media.metadata import ImageMetadata, attach_metadata, keep_flags
 from lowtide.media.pixels import convert_samples, interpretation_of, resample_image
 from lowtide.media.stated_color import rgb_profile_of_gray
 
@@ -94,7 +94,7 @@ class VipsEncoder:
             gray, *alpha = image.bandsplit()
             space = interpretation_of(self._colors, stored)
             image = gray.bandjoin([gray, gray, *alpha]).copy(interpretation=space)
-        image = attach(image, self._metadata)
+        image = attach_metadata(image, self._metadata)
         keep, unit = keep_flags(self._metadata), self._metadata.unit
         details = SaveDetails(keep, unit, self._zero_alpha)
         assert self._format.save is not None

@@ -14,12 +14,17 @@ import pyvips
 from lowtide.core.errors import ImageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
-from lowtide.media._libvips import FILE_ERRORS, configure, is_harmless, libvips_error_text
+from lowtide.media._libvips import (
+    FILE_ERRORS,
+    configure_libvips,
+    is_harmless_jpeg_error,
+    libvips_error_text,
+)
 from lowtide.media.detect import HEAD_BYTES, camera_raw, describe_file_kind
 from lowtide.media.formats import AVIF, FORMATS, HEIC, JPEG, PNG, TIFF, ImageFormat, identify_format
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import ImageMetadata, JpegParts, jpeg_parts, read_metadata
-from lowtide.media.pixels import image_info_of, normalize, select_channels
+from lowtide.media.pixels import image_info_of, select_channels, to_gray_or_rgb
 from lowtide.media.stated_color import StatedColor, heif_color, png_chunks, png_color, png_texts
 from lowtide.media.tiff_header import (
     has_exif,
@@ -93,7 +98,7 @@ def open_decoder(
     harmless. This is needed because truncated data is only a warning to libvips, which fills the
     rest with gray.
     """
-    configure()
+    configure_libvips()
     kind = _identify(path)
     strict = kind is JPEG and not tolerant
     beside: list[str] = []
@@ -115,7 +120,7 @@ def open_decoder(
         parts = jpeg_parts(path) if kind is JPEG else JpegParts()
         color = heif_color(path) if kind in (AVIF, HEIC) else png_color(chunks)
         own, notes = select_channels(header, path) if kind is TIFF and by_vips else (header, [])
-        image, more = normalize(own, path)
+        image, more = to_gray_or_rgb(own, path)
         stored = image_info_of(image)
     except UnicodeEncodeError as error:
         raise ImageError(
@@ -123,7 +128,7 @@ def open_decoder(
             hint="rename the file",
         ) from error
     except FILE_ERRORS as error:
-        if strict and is_harmless(error):
+        if strict and is_harmless_jpeg_error(error):
             return open_decoder(path, max_pixels, tolerant=True)
         raise ImageError(
             f"{path}: damaged or unsupported {kind.name} file ({libvips_error_text(error)})"

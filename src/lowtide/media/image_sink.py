@@ -27,7 +27,12 @@ from lowtide.core.atomic_file import (
 )
 from lowtide.core.errors import OutputError
 from lowtide.core.heap import trimming_heap
-from lowtide.media._libvips import WRITE_TRIM_BYTES, HeapTrimmer, configure, libvips_error_text
+from lowtide.media._libvips import (
+    WRITE_TRIM_BYTES,
+    HeapTrimmer,
+    configure_libvips,
+    libvips_error_text,
+)
 from lowtide.media.encode import EncodeOptions
 from lowtide.media.encode_pipeline import (
     UncompressedPngWriter,
@@ -105,7 +110,7 @@ class ImageSink:
     def __init__(
         self, path: Path, info: ImageInfo, encoder: VipsEncoder, part: Path, replace: bool
     ) -> None:
-        configure()
+        configure_libvips()
         require_room_for_encoder(str(path))
         self.info = info
         self.notes: tuple[str, ...] = encoder.notes

@@ -19,14 +19,14 @@ from lowtide.media._libvips import (
     FILE_ERRORS,
     READ_TRIM_BYTES,
     HeapTrimmer,
-    is_harmless,
+    is_harmless_jpeg_error,
     libvips_error_text,
 )
 from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, OpenDecoder, open_decoder
 from lowtide.media.image_info import ImageInfo, ValueRange
 from lowtide.media.metadata import ImageMetadata
 from lowtide.media.pixels import dtype_of
-from lowtide.media.whole_file import Spool
+from lowtide.media.whole_file import RowSpool
 
 
 def open_image(
@@ -133,7 +133,7 @@ class _Decoder:
             with heap:
                 pixels = self._region.fetch(0, self._next_row, info.width, len(rows))
         except FILE_ERRORS as error:
-            if self._reopen_tolerant is not None and is_harmless(error):
+            if self._reopen_tolerant is not None and is_harmless_jpeg_error(error):
                 self._region, self._reopen_tolerant = (
                     pyvips.Region.new(self._reopen_tolerant().image),
                     None,
@@ -170,7 +170,7 @@ class ImageSource(ClosedOnExit):
         self._stored_info = opened.stored_info
         self._scratch_dir = scratch_dir
         self._decoder: _Decoder | None = _Decoder(path, opened, opaque=zero_alpha)
-        self._spool: Spool | None = None
+        self._spool: RowSpool | None = None
         self._next_row = 0
 
     @property
@@ -211,9 +211,9 @@ class ImageSource(ClosedOnExit):
         self._next_row = last
         return rows
 
-    def _spooled(self, decoder: _Decoder) -> Spool:
+    def _spooled(self, decoder: _Decoder) -> RowSpool:
         if self._spool is None:
-            spool = Spool(self._stored_info, self.facts.orientation, self._scratch_dir)
+            spool = RowSpool(self._stored_info, self.facts.orientation, self._scratch_dir)
             try:
                 spool.fill(decoder.read)
             except BaseException:

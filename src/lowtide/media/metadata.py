@@ -102,7 +102,7 @@ def read_metadata(
     return ImageMetadata(
         icc=icc,
         exif=_upright_exif(exif) if exif is not None else None,
-        xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", without_parts(xmp)) if xmp is not None else None,
+        xmp=_XMP_ORIENTATION.sub(rb"\g<1>1", strip_part_marks(xmp)) if xmp is not None else None,
         iptc=blob("iptc-data"),
         xres=image.xres if has_resolution else _NO_RESOLUTION,
         yres=image.yres if has_resolution else _NO_RESOLUTION,
@@ -130,7 +130,7 @@ def _upright_exif(block: bytes) -> bytes:
     return bytes(data)
 
 
-def attach(image: pyvips.Image, metadata: ImageMetadata) -> pyvips.Image:
+def attach_metadata(image: pyvips.Image, metadata: ImageMetadata) -> pyvips.Image:
     """Return a copy of ``image``, which has no metadata, with ``metadata``.
 
     While writing the EXIF block libvips sets the dimensions in it to those of the image.
@@ -179,7 +179,7 @@ def jpeg_parts(path: Path) -> JpegParts:
     """Return what the segments before the rows of a JPEG say."""
     has_resolution = gain_map = motion = False
     pictures = 1
-    for marker, data in segments(path):
+    for marker, data in jpeg_segments(path):
         if marker == _APP0 and data.startswith(b"JFIF\0") and len(data) >= 12:
             has_resolution |= data[7] != 0
         if marker == _APP1:
@@ -199,7 +199,7 @@ def jpeg_parts(path: Path) -> JpegParts:
     return JpegParts(has_resolution, tuple(notes))
 
 
-def without_parts(xmp: bytes) -> bytes:
+def strip_part_marks(xmp: bytes) -> bytes:
     """Return XMP that announces neither gain map, nor video, nor other parts of a container."""
     gone: list[bytes] = []
     for space, names in (
@@ -218,7 +218,7 @@ def without_parts(xmp: bytes) -> bytes:
     return xmp
 
 
-def segments(path: Path) -> Iterator[tuple[int, bytes]]:
+def jpeg_segments(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield marker and content of the segments before the rows; ends at damage."""
     with path.open("rb") as file:
         file.seek(2)

@@ -65,7 +65,7 @@ def select_channels(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list
     return own, [f"{which} neither color nor alpha according to the file, and dropped"]
 
 
-def normalize(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
+def to_gray_or_rgb(image: pyvips.Image, path: Path) -> tuple[pyvips.Image, list[str]]:
     """Convert a decoded image to gray or RGB, with or without alpha, in a sample type.
 
     Returns the lazy image and a message for each conversion. The sample type is that of the file,
@@ -102,7 +102,7 @@ def _full_range(image: pyvips.Image) -> tuple[pyvips.Image, list[str]]:
 
 
 def image_info_of(image: pyvips.Image) -> ImageInfo:
-    """Return shape and sample type of an image from `normalize`."""
+    """Return shape and sample type of an image from `to_gray_or_rgb`."""
     sample = _SAMPLE_OF_FORMAT[enum_text(image, "format")]
     return ImageInfo(image.width, image.height, image.bands, sample)
 

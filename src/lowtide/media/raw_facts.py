@@ -111,7 +111,7 @@ def _inspect(
                 hint=f"--max-pixels {width * height} if this size is intended",
             )
         levels = measure_levels(raw)
-        notes = check_levels(raw, levels, given=black_level is not None)
+        notes = black_level_notes(raw, levels, given=black_level is not None)
         info = ImageInfo(width, height, colors[0] if colors else 1, "uint16")
         held = int(raw.held_bytes * _DECODING)
         cost = codec_memory.CodecBytes(held + file_bytes, held)
@@ -227,7 +227,7 @@ def measure_levels(raw: RawFile) -> RawLevels:
     return RawLevels(int(lowest), darkest, int(bright), float(saturated))
 
 
-def check_levels(raw: RawFile, levels: RawLevels, *, given: bool) -> list[str]:
+def black_level_notes(raw: RawFile, levels: RawLevels, *, given: bool) -> list[str]:
     """Return notes on the black level, which was ``given`` or is the file's.
 
     Raises:

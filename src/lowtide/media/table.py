@@ -12,22 +12,22 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError, install_extra, short_repr
 from lowtide.media.calendars import NumberCalendar, isin_ascending
-from lowtide.media.table_columns import TableColumns, find_columns, time_columns, without_others
+from lowtide.media.table_columns import TableColumns, find_columns, rows_with_dates, time_columns
 from lowtide.media.table_dates import StampColumn
 from lowtide.media.table_file import GivenTable, read_source
 from lowtide.media.table_frames import TableData, frame_of
-from lowtide.media.table_future import Cells, KnownFuture, future_of_columns, future_of_series
-from lowtide.media.table_numbers import numbers, numbers_if_any
+from lowtide.media.table_future import GridCells, KnownFuture, future_of_columns, future_of_series
+from lowtide.media.table_numbers import numeric_column, numeric_column_if_any
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_remarks import (
     empty_steps,
     moved_rows,
-    remarks,
     require_one_frequency,
     require_sizes,
+    table_remarks,
 )
 from lowtide.media.table_words import TableRowError, first_few
-from lowtide.media.time_grid import TimeGrid, fit_grid, index_of
+from lowtide.media.time_grid import TimeGrid, fit_grid, stamp_index
 from lowtide.media.time_table import TimeTable, ends_of, place_among
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_table(
             raise InputError("0 rows are too few for a forecast", hint="give rows below the header")
         time = time_columns(source, options)
         if time and not options.consecutive:
-            source = without_others(source, time[0], options)
+            source = rows_with_dates(source, time[0], options)
         return _read(source, time, options)
     except InputError as error:
         named = error.message.startswith(f"{where}: ")
@@ -110,12 +110,12 @@ def _wide(found: TableColumns, options: TableOptions, missing: Counter[str]) -> 
     chosen = [*wanted, *options.known, *([options.target] if options.target else [])]
     for name in chosen:
         place_among(name, found.values)
-    values = {name: numbers(frame[name], options.decimal, missing) for name in chosen}
+    values = {name: numeric_column(frame[name], options.decimal, missing) for name in chosen}
     # Others are looked at because they may be known ahead.
     for name in [] if options.known else found.values:
         if (
             name not in values
-            and (column := numbers_if_any(frame[name], options.decimal)) is not None
+            and (column := numeric_column_if_any(frame[name], options.decimal)) is not None
         ):
             values[name] = column
     return pd.DataFrame(values).set_axis(pd.Index(found.stamps.numbers), axis=0)
@@ -128,7 +128,7 @@ def _pivot(found: TableColumns, options: TableOptions, missing: Counter[str]) ->
     assert found.series is not None
     value = found.values[0]
     stamps = found.stamps.numbers
-    long = numbers(found.source.frame[value], options.decimal, missing).to_numpy()
+    long = numeric_column(found.source.frame[value], options.decimal, missing).to_numpy()
     keys = pd.DataFrame({"series": found.series.to_numpy(object), "stamp": stamps})
     _require_once(found.stamps, keys)
     wide = keys.assign(value=long).pivot(index="stamp", columns="series", values="value")
@@ -183,7 +183,7 @@ def table_on_grid(
     if found.series is not None:
         series = pd.Index(names).get_indexer(pd.Index(found.series))
     used = np.flatnonzero((steps >= 0) & (series >= 0))
-    cells = Cells(used, steps[used], series[used])
+    cells = GridCells(used, steps[used], series[used])
     if found.series is None:
         future = future_of_columns(rows, names, options, cells)
         rows = rows[: int(future.ends[0])]
@@ -205,12 +205,12 @@ def _grid(
     counted = found.stamps.counted or options.consecutive
     if options.consecutive:
         if not found.stamps.counted:
-            ends = " to ".join(str(one) for one in index_of(stamps[[0, -1]]))
+            ends = " to ".join(str(one) for one in stamp_index(stamps[[0, -1]]))
             notes.append(
                 f"rows are counted, whatever their distance: {ends} are 1 to {len(stamps):,}"
             )
         stamps = np.arange(1, len(stamps) + 1)
-    index = index_of(stamps, NumberCalendar() if counted else None)
+    index = stamp_index(stamps, NumberCalendar() if counted else None)
     grid = fit_grid(index, options.frequency)
     moved = grid.calendar.nearest(stamps)
     on_grid = isin_ascending(moved, grid.numbers)
@@ -235,7 +235,7 @@ def _table(
     columns = future.known.values()
     require_sizes(values, series)
     require_one_frequency(values, series)
-    notes += [*empty_steps(grid, present), *remarks(values, present, series)]
+    notes += [*empty_steps(grid, present), *table_remarks(values, present, series)]
     return TimeTable(
         grid,
         values,

@@ -19,7 +19,7 @@ from lowtide.media.series_columns import LONG, is_nameless, series_columns, valu
 from lowtide.media.table_dates import StampColumn, read_stamps, reads_as_stamps
 from lowtide.media.table_file import GivenTable
 from lowtide.media.table_numbers import NUMERIC, is_number, is_number_like, is_text
-from lowtide.media.table_options import TableOptions, names_of
+from lowtide.media.table_options import TableOptions, split_names
 from lowtide.media.table_words import STAMPS, TableRowError, first_few
 from lowtide.media.time_table import place_among
 
@@ -72,7 +72,7 @@ def find_columns(source: GivenTable, time: Sequence[str], options: TableOptions)
     usual = _usual(names, options)
     stamps, name = _stamps_of(source, time, options)
     rest = [one for one in names if one not in time]
-    ids = names_of(options.id_column) or ([usual[0]] if usual else [])
+    ids = split_names(options.id_column) or ([usual[0]] if usual else [])
     for one in ids:
         place_among(one, names, "column")
     if not ids:
@@ -109,13 +109,13 @@ def time_columns(source: GivenTable, options: TableOptions) -> list[str]:
             "a table has a column of dates and at least one of numbers",
             hint="separate columns by commas, semicolons or tabs",
         )
-    if wanted := names_of(options.time_column):
+    if wanted := split_names(options.time_column):
         for one in wanted:
             place_among(one, names, "column")
         return wanted
     if usual is not None:
         return [usual[1]]
-    ids = names_of(options.id_column)
+    ids = split_names(options.id_column)
     by_name = [name for name in names if name.lower().strip() in STAMPS and name not in ids]
     # Names are as usual in the order of the list: the first column with one of them.
     chosen = by_name[0] if by_name else None
@@ -133,7 +133,7 @@ def _dates_by_content(source: GivenTable, names: list[str], options: TableOption
         raise InputError(f"there is no header: {short_repr(first)} is no name of a column of dates")
 
     def has_dates(name: str) -> bool:
-        part = without_others(source, name, options)
+        part = rows_with_dates(source, name, options)
         return reads_as_stamps(part.text([name])[name], options)
 
     if has_dates(first):
@@ -250,7 +250,7 @@ def _wide(
     return TableColumns(source, stamps, (names[0], names[1], names[2]), None, values, notes)
 
 
-def without_others(source: GivenTable, time: str, options: TableOptions) -> GivenTable:
+def rows_with_dates(source: GivenTable, time: str, options: TableOptions) -> GivenTable:
     """Return the table of the rows that have a date, and of those that are to be refused.
 
     The others are empty rows, and above the first date and below the last one rows that cannot have

@@ -22,17 +22,17 @@ from lowtide.media.date_forms import (
     KINDS,
     NOT_A_TIME,
     UNITS,
-    from_digits,
+    date_readings,
     kind_of_numbers,
-    of_zone,
-    readings,
+    load_zone,
+    stamps_from_digits,
     to_utc,
     to_zone_clock,
     zone_of_midnights,
 )
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import TableRowError
-from lowtide.media.time_grid import StampZones, fit_grid, index_of
+from lowtide.media.time_grid import StampZones, fit_grid, stamp_index
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ class StampColumn:
     def words(self, row: int) -> str:
         """Return the stamp of a row as text."""
         number = self.numbers[row : row + 1]
-        return str(number[0]) if self.counted else str(index_of(number)[0])
+        return str(number[0]) if self.counted else str(stamp_index(number)[0])
 
 
 def read_stamps(column: pd.Series, options: TableOptions) -> StampColumn:
@@ -168,7 +168,7 @@ def _local_stamps(
         return _by_format(column, cells, options.date_format)[codes], []
     if (plain := _plain_iso(cells)) is not None:
         return plain[codes], []
-    found = readings(cells)
+    found = date_readings(cells)
     whole = {name: one[codes] for name, one in found.items() if (one != NOT_A_TIME).all()}
     if options.day_first is not None:
         first = "month" if options.day_first else "day"
@@ -257,7 +257,7 @@ def _from_numbers(
         _require(column, stamps, _in_bounds(stamps) & (found >= 1))
         said = note[0].format("Excel's days since 1899-12-30 (--consecutive counts rows)")
         return _zoned(column, stamps, options, [said])
-    stamps = from_digits(found, kind)
+    stamps = stamps_from_digits(found, kind)
     _require(column, found, stamps != NOT_A_TIME)
     said = [] if kind == "year" else [note[0].format(DIGITS[kind])]
     return _zoned(column, stamps, options, said)
@@ -301,7 +301,7 @@ def _from_utc(
         if not (local % DAY).any():
             said = f"stamps are midnights of {zone} and count as days"
             return StampColumn(local, zone=StampZones(zone, zone), notes=[*notes, said])
-        written = of_zone(zone)
+        written = load_zone(zone)
     said = f"stamps were converted to UTC, whose hours count; results are in {_zone_name(written)}"
     return StampColumn(
         utc, zone=StampZones("UTC", written), notes=notes if quiet else [*notes, said]
@@ -323,7 +323,7 @@ def _zoned(
     said = (
         f"stamps are of {zone} and were converted to UTC, whose hours count; results are in {zone}"
     )
-    return StampColumn(utc, zone=StampZones("UTC", of_zone(zone)), notes=[*notes, said])
+    return StampColumn(utc, zone=StampZones("UTC", load_zone(zone)), notes=[*notes, said])
 
 
 def _zone_name(zone: datetime.tzinfo) -> str:
@@ -355,7 +355,7 @@ def _evenly_spaced(stamps: np.ndarray) -> bool:
     """Return whether stamps are of one distance, without a gap."""
     distinct = np.unique(stamps)
     try:
-        return len(fit_grid(index_of(distinct)).stamps) == len(distinct)
+        return len(fit_grid(stamp_index(distinct)).stamps) == len(distinct)
     except InputError:
         return False
 

@@ -19,7 +19,13 @@ import numpy as np
 from lowtide.core.errors import InputError, UsageError, install_extra
 from lowtide.media.table_bytes import EXCEL, TableBytes, require_room
 from lowtide.media.table_numbers import HUGE_EXPONENT, settle_decimals
-from lowtide.media.table_words import LOOKED_AT, TableRowError, above, header_row, require_distinct
+from lowtide.media.table_words import (
+    LOOKED_AT,
+    TableRowError,
+    header_row,
+    require_distinct,
+    text_above_header,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,7 +140,9 @@ def _excel(source: TableBytes) -> GivenTable:
     sheets = len(book.sheet_names)
     notes = [f"of {sheets} sheets the first was read, {sheet}"] if sheets > 1 else []
     if skipped:
-        notes.append(f"the header is row {skipped + 1}; above it: {above(first[:skipped])}")
+        notes.append(
+            f"the header is row {skipped + 1}; above it: {text_above_header(first[:skipped])}"
+        )
 
     # Dates are cells of their own kind in a workbook, as are numbers: names alone are text.
     def text(wanted: Sequence[str]) -> pd.DataFrame:
@@ -170,7 +178,7 @@ def _csv(source: TableBytes, decimal: str | None) -> GivenTable:
     notes = []
     if layout.skipped:
         first = replace(layout, skipped=0).first_rows(layout.skipped)
-        notes.append(f"the header is {layout.place(-1)}; above it: {above(first)}")
+        notes.append(f"the header is {layout.place(-1)}; above it: {text_above_header(first)}")
     if layout.encoding == "cp1252":
         notes.append("the file is no UTF-8 and was read as Windows-1252")
     return GivenTable(frame, text, layout.place, notes)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.core.errors import short_repr, shorten
+from lowtide.core.errors import short_repr, shorten_middle
 from lowtide.media.table_columns import TableColumns
-from lowtide.media.table_numbers import numbers, numbers_if_any
+from lowtide.media.table_numbers import numeric_column, numeric_column_if_any
 from lowtide.media.table_options import TableOptions
 from lowtide.media.table_words import TableRowError, first_few
 from lowtide.media.time_table import ends_of, place_among
@@ -20,7 +20,7 @@ _MOST_OF_SWITCH = 2
 
 
 @dataclass(frozen=True)
-class Cells:
+class GridCells:
     """Where n rows of a table are on its grid: their numbers, steps and places of series, [n]."""
 
     rows: np.ndarray
@@ -44,7 +44,7 @@ class KnownFuture:
     ends: np.ndarray
     notes: tuple[str, ...] = ()
 
-    def words(self, cells: Cells) -> list[str]:
+    def words(self, cells: GridCells) -> list[str]:
         """Return notes on the rows of the future, and what is known of them."""
         later = int((cells.steps >= self.ends[cells.series]).sum())
         found = [f"{later:,} rows after the last value are the future"] if later else []
@@ -56,7 +56,7 @@ class KnownFuture:
 
 
 def future_of_columns(
-    values: np.ndarray, names: list[str], options: TableOptions, cells: Cells
+    values: np.ndarray, names: list[str], options: TableOptions, cells: GridCells
 ) -> KnownFuture:
     """Return the future of a wide table, whose columns are series or known ahead.
 
@@ -75,11 +75,11 @@ def future_of_columns(
     asked = [name for name in asked if name in names]
     ends, known, notes = dict(zip(names, ends_of(values), strict=True)), {}, ()
     if options.known:
-        known = complete({name: columns[name] for name in options.known}, cells, asked=True)
+        known = complete_columns({name: columns[name] for name in options.known}, cells, asked=True)
     elif not asked:
-        known, notes = _by_content(complete(columns, cells), ends, len(values))
+        known, notes = _by_content(complete_columns(columns, cells), ends, len(values))
     elif max(ends[name] for name in asked) < len(values):
-        known = complete({one: columns[one] for one in names if one not in asked}, cells)
+        known = complete_columns({one: columns[one] for one in names if one not in asked}, cells)
     used = {*options.columns, options.target} if options.columns else {*names}
     series = [name for name in names if name in used and name not in known]
     last = max((ends[name] for name in (asked or series) if name not in known), default=0)
@@ -104,7 +104,9 @@ def _by_content(
     )
     if switches or all(name.lower() in _FORECAST for name in early):
         return whole, ()
-    return {}, (f"some go on after the others; if known ahead: --known {shorten(','.join(whole))}",)
+    return {}, (
+        f"some go on after the others; if known ahead: --known {shorten_middle(','.join(whole))}",
+    )
 
 
 def future_of_series(
@@ -112,7 +114,7 @@ def future_of_series(
     names: Sequence[str],
     found: TableColumns,
     options: TableOptions,
-    cells: Cells,
+    cells: GridCells,
 ) -> KnownFuture:
     """Return the future of a long table, whose series have their own values of other columns.
 
@@ -127,13 +129,17 @@ def future_of_series(
         found.unused if (cells.steps >= ends[cells.series]).any() else ()
     ):
         column, decimal = found.source.frame[name], options.decimal
-        cell = numbers(column, decimal) if options.known else numbers_if_any(column, decimal)
+        cell = (
+            numeric_column(column, decimal)
+            if options.known
+            else numeric_column_if_any(column, decimal)
+        )
         if cell is not None:
             columns[name] = np.full(values.shape, np.nan)
             columns[name][cells.steps, cells.series] = cell.to_numpy()[cells.rows]
             low, high = np.fmin.reduce(columns[name], 1), np.fmax.reduce(columns[name], 1)
             columns[name] = columns[name] if (low < high).any() else low[:, None]
-    known = complete(columns, cells, asked=bool(options.known))
+    known = complete_columns(columns, cells, asked=bool(options.known))
     unused = [
         f"{name} (empty in {_missing(columns[name], cells).sum():,} rows)"
         if name in columns
@@ -145,8 +151,8 @@ def future_of_series(
     return KnownFuture(list(names), known, ends, tuple(notes))
 
 
-def complete(
-    columns: Mapping[str, np.ndarray], cells: Cells, *, asked: bool = False
+def complete_columns(
+    columns: Mapping[str, np.ndarray], cells: GridCells, *, asked: bool = False
 ) -> dict[str, np.ndarray]:
     """Return those of ``columns`` that have a value in each row; ``asked`` refuses the others."""
     found = {}
@@ -164,5 +170,5 @@ def complete(
     return found
 
 
-def _missing(column: np.ndarray, cells: Cells) -> np.ndarray:
+def _missing(column: np.ndarray, cells: GridCells) -> np.ndarray:
     return ~np.isfinite(column[cells.steps, cells.series % column.shape[1]])

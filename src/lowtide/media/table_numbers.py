@@ -37,7 +37,7 @@ _THOUSANDS = r"^\s*[+-]?\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+(?:[.,]\d+)?\s*$"
 _WITH_DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 
 
-def numbers(
+def numeric_column(
     column: pd.Series, decimal: str | None = None, missing: Counter[str] | None = None
 ) -> pd.Series:
     """Return a column as float64; a cell without a value is NaN, yes and no are 1 and 0.
@@ -77,10 +77,10 @@ def numbers(
     return found
 
 
-def numbers_if_any(column: pd.Series, decimal: str | None = None) -> pd.Series | None:
-    """Return a column of numbers as `numbers` does; None for another."""
+def numeric_column_if_any(column: pd.Series, decimal: str | None = None) -> pd.Series | None:
+    """Return a column of numbers as `numeric_column` does; None for another."""
     try:
-        return numbers(column, decimal) if is_number_like(column) else None
+        return numeric_column(column, decimal) if is_number_like(column) else None
     except TableRowError:
         return None
 

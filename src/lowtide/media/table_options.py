@@ -101,6 +101,6 @@ class TableOptions:
         return int(text) if text.isdecimal() and 0 < len(text) < 9 and int(text) else None
 
 
-def names_of(text: str | None) -> list[str]:
+def split_names(text: str | None) -> list[str]:
     """Return the names in a list of names, separated by commas."""
     return [word.strip() for word in (text or "").split(",") if word.strip()]

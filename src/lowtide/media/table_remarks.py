@@ -108,7 +108,7 @@ def _day(grid: TimeGrid, step: int) -> str:
     return str(grid.stamps[step]).removesuffix(" 00:00:00")
 
 
-def remarks(values: np.ndarray, present: np.ndarray, names: Sequence[str]) -> list[str]:
+def table_remarks(values: np.ndarray, present: np.ndarray, names: Sequence[str]) -> list[str]:
     """Return notes on holes, ragged ends and constant series.
 
     Args:

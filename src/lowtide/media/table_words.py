@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from lowtide.core.errors import InputError, short_repr, shorten
+from lowtide.core.errors import InputError, short_repr, shorten_middle
 
 _MOST_NAMES = 12
 
@@ -55,7 +55,7 @@ def list_chosen_names(names: Sequence[str], chosen: np.ndarray) -> str:
 def first_few(words: Sequence[str]) -> str:
     """Return the first of many words, and how many there are besides."""
     more = len(words) - _MOST_NAMES
-    return ", ".join(map(shorten, words[:_MOST_NAMES])) + (
+    return ", ".join(map(shorten_middle, words[:_MOST_NAMES])) + (
         f" and {more:,} more" if more > 0 else ""
     )
 
@@ -89,7 +89,7 @@ def header_row(rows: Sequence[Sequence[str]]) -> int | None:
     return next(iter(usual if len(usual) == 1 else found), None)
 
 
-def above(rows: Sequence[Sequence[str]]) -> str:
+def text_above_header(rows: Sequence[Sequence[str]]) -> str:
     """Return what stands above a header, in words: the first cells of ``rows``."""
     return first_few(
         [next(cell for cell in row if cell.strip()).strip() for row in rows if _length(row)]

@@ -69,7 +69,7 @@ class TiffDirectory:
         return next(iter(self.values(tag)), default)
 
 
-def directories(file: BinaryIO) -> Iterator[TiffDirectory]:
+def tiff_directories(file: BinaryIO) -> Iterator[TiffDirectory]:
     """Yield the directories and subdirectories of an open TIFF, first page first.
 
     Ends at the end of the file or at damage, and after 64 directories.
@@ -120,7 +120,7 @@ def largest_strip_bytes(path: Path) -> int:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        page = next(directories(file), None)
+        page = next(tiff_directories(file), None)
         if page is None:
             return size
         if page.value(_COMPRESSION, 0) == _UNCOMPRESSED:
@@ -132,14 +132,14 @@ def largest_strip_bytes(path: Path) -> int:
 def has_resolution_tag(path: Path) -> bool:
     """Return whether the first page says a resolution, and not the shape of pixels alone."""
     with path.open("rb") as file:
-        page = next(directories(file), None)
+        page = next(tiff_directories(file), None)
         return page is not None and _RESOLUTION in page and page.value(_UNIT, 2) != _NO_UNIT
 
 
 def is_lab_of_bytes(path: Path) -> bool:
     """Return whether the first page is CIELAB of 8 bits, which libvips does not read."""
     with path.open("rb") as file:
-        page = next(directories(file), None)
+        page = next(tiff_directories(file), None)
         if page is None or page.value(_PHOTOMETRIC, 0) != _CIELAB:
             return False
         return page.values(_BITS) == (8, 8, 8)
@@ -148,13 +148,13 @@ def is_lab_of_bytes(path: Path) -> bool:
 def has_exif(path: Path) -> bool:
     """Return whether the first page refers to EXIF."""
     with path.open("rb") as file:
-        page = next(directories(file), None)
+        page = next(tiff_directories(file), None)
         return page is not None and _EXIF in page
 
 
 def extra_samples(path: Path) -> list[bool]:
     """Return for each extra band of the first page whether it is alpha."""
     with path.open("rb") as file:
-        page = next(directories(file), None)
+        page = next(tiff_directories(file), None)
         kinds = () if page is None else page.values(_EXTRA_SAMPLES)
     return [kind in _TRANSPARENCY for kind in kinds]

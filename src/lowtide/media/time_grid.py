@@ -113,7 +113,7 @@ class TimeGrid:
             raise InputError(
                 f"{steps:,} steps after {self.stamps[end - 1]:%Y-%m-%d} end after 9999"
             )
-        return index_of(numbers, self.calendar)
+        return stamp_index(numbers, self.calendar)
 
     def with_zone(self, stamps: pd.Index) -> pd.Index:
         """Return stamps as results have them: in the zone of the table."""
@@ -138,7 +138,7 @@ class TimeGrid:
         return microseconds(stamps)
 
 
-def index_of(numbers: np.ndarray, calendar: Calendar | None = None) -> pd.Index:
+def stamp_index(numbers: np.ndarray, calendar: Calendar | None = None) -> pd.Index:
     """Return microseconds since 1970 as an index of stamps: of nanoseconds where they fit."""
     import pandas as pd
 
@@ -178,7 +178,7 @@ def fit_grid(stamps: pd.Index, frequency: str | None = None) -> TimeGrid:
     if not grids:
         raise InputError(_irregular(stamps, rows, given), hint=_SPARSE_HINT)
     numbers, calendar = min(grids, key=lambda one: _cost(rows, one[0]))  # the first of equals
-    return TimeGrid(index_of(numbers, calendar), calendar)
+    return TimeGrid(stamp_index(numbers, calendar), calendar)
 
 
 def _filled(rows: np.ndarray, calendar: Calendar, most_moved: float) -> np.ndarray | None:
@@ -231,7 +231,7 @@ def _candidates(rows: np.ndarray) -> Iterator[Calendar]:
                 yield StepCalendar(DAY, often)
     if step < 28 * DAY:
         yield from _months(rows)
-    stamps = pd.DatetimeIndex(index_of(rows))
+    stamps = pd.DatetimeIndex(stamp_index(rows))
     if stamps.dtype != "datetime64[ns]" or len(stamps) < _FEWEST_INFERRED:
         return  # pandas' own calendars are of the years that it has nanoseconds for
     with warnings.catch_warnings():

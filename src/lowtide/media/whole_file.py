@@ -140,7 +140,7 @@ def _rows_per_block(info: ImageInfo) -> int:
     return min(max(16, _BLOCK_BYTES // info.row_bytes), info.height)
 
 
-class Spool:
+class RowSpool:
     """Temporary file of rows, read back upright for EXIF orientations 3 to 8.
 
     The file has no name: it is removed when it is closed or the process dies.

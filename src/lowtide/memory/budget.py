@@ -169,7 +169,7 @@ class _FreeBytes:
     owner: str = "this machine"
 
 
-def check_budget(text: str | int | Budget) -> None:
+def require_valid_budget(text: str | int | Budget) -> None:
     """Raise `UsageError` for what is no budget of any device."""
     if not isinstance(text, Budget):
         _resolve(text, _FreeBytes(sys.maxsize, sys.maxsize, 1.0), "budget")

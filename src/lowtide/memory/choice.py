@@ -12,7 +12,7 @@ from typing import Literal
 from lowtide.core.errors import BudgetError, UsageError
 from lowtide.core.units import MIB, format_bytes, format_seconds
 from lowtide.memory.budget import Budget
-from lowtide.memory.plan import Accuracy, Alternative, Place, Plan, RefusedCandidate
+from lowtide.memory.plan import Accuracy, ParetoPlan, Place, Plan, RefusedCandidate
 
 # Accuracy that a user may request: only exact plans, exact ones where they fit, or the fastest.
 AccuracyRequest = Literal["exact", "bounded", "fast"]
@@ -76,7 +76,7 @@ def accurate_enough(candidates: Sequence[Plan], accuracy: AccuracyRequest) -> li
     return [one for one in candidates if accuracy != "exact" or one.accuracy == "exact"]
 
 
-def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[Alternative, ...]:
+def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tuple[ParetoPlan, ...]:
     """Return the Pareto front of memory and time among ``candidates``, smallest first.
 
     Accuracy counts too: a bounded plan does not dominate an exact one. ``chosen`` is listed even
@@ -91,7 +91,7 @@ def pareto_front(candidates: Sequence[Plan], chosen: Plan | None = None) -> tupl
         if plan is chosen or not beaten:
             front.append(plan)
     return tuple(
-        Alternative(
+        ParetoPlan(
             title=plan.title,
             accuracy=plan.accuracy,
             predicted_bytes=plan.predicted_bytes,

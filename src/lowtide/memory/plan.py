@@ -218,7 +218,7 @@ class RefusedCandidate:
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
-class Alternative:
+class ParetoPlan:
     """A point of the Pareto front of memory and time: no candidate takes less of both."""
 
     title: str
@@ -257,7 +257,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     choice: str = ""
     ledger: tuple[LedgerRow, ...]
     refused: tuple[RefusedCandidate, ...] = ()
-    pareto_front: tuple[Alternative, ...] = ()
+    pareto_front: tuple[ParetoPlan, ...] = ()
 
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:

@@ -56,7 +56,7 @@ class RegionUsage(BaseModel):
         return sum(row.value for row in self.ledger)
 
 
-class Region:
+class MeasuredRegion:
     """Measured region of code, made by `measure`; its figures exist once it ends."""
 
     def __init__(self, device: str) -> None:
@@ -160,13 +160,13 @@ class RegionMeter:
         self._device = device
         self._local = threading.local()
 
-    def __enter__(self) -> Region:
+    def __enter__(self) -> MeasuredRegion:
         if self._device != "cpu" and not torch.cuda.is_available():
             raise UsageError(
                 f"{self._device!r} cannot be measured: CUDA is not available",
                 hint="run lowtide doctor",
             )
-        region = Region(self._device)
+        region = MeasuredRegion(self._device)
         self._regions().append(region)
         return region
 
@@ -176,7 +176,7 @@ class RegionMeter:
     def __call__(self, function: Callable[P, R]) -> MeasuredFunction[P, R]:
         return MeasuredFunction(function, self)
 
-    def _regions(self) -> list[Region]:
+    def _regions(self) -> list[MeasuredRegion]:
         """Open regions of this thread, the innermost last."""
         if not hasattr(self._local, "regions"):
             self._local.regions = []
@@ -203,7 +203,7 @@ class MeasuredFunction(Generic[P, R]):
             )
         functools.update_wrapper(self, function)
         self._function, self._meter = function, meter
-        self.last_region: Region | None = None
+        self.last_region: MeasuredRegion | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._meter as region:

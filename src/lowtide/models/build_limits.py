@@ -28,12 +28,12 @@ _VIEWS = ("expand", "view", "as_strided", "broadcast_to", "unfold")
 _LARGEST_ITEM = 4  # bytes of a weight: what a function is going to make is counted in elements
 
 
-class TooLargeError(RuntimeError):
+class NetworkTooLargeError(RuntimeError):
     """A network needs far more memory or calls than the tensors that it loads."""
 
 
 class BuildLimitsMode(TorchFunctionMode):
-    """Context manager that raises `TooLargeError` when a network gets too large.
+    """Context manager that raises `NetworkTooLargeError` when a network gets too large.
 
     It raises before a tensor is made that brings the total to far more bytes than ``tensors``, and
     after far more calls of PyTorch than those need.
@@ -62,7 +62,7 @@ class BuildLimitsMode(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         self._calls -= 1
         if self._calls < 0 or _elements(name, [*args, *kwargs.values()]) > self._bytes:
-            raise TooLargeError("they describe a network that is far larger than they are")
+            raise NetworkTooLargeError("they describe a network that is far larger than they are")
         made = func(*args, **kwargs)
         for one in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(one, Tensor):

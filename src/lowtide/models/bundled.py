@@ -22,7 +22,7 @@ _SITE = "https://openmodeldb.info/models/"
 
 
 @dataclass(frozen=True)
-class Bundled:
+class BundledModel:
     """Name, SHA-256 and license of one bundled model's weights."""
 
     name: str
@@ -41,14 +41,24 @@ class Bundled:
 
 
 _MODELS = (
-    Bundled("lowtide-x2", "c17282a19a943d7601086c078a04b75972be8d0a74599ae207ddab98e0902c1b"),
-    Bundled("lowtide-x4", "31e3da8669b94b65254cc81e198841fbd6c6cde2b70925efa936441a573fbcf4"),
-    Bundled("lowtide-large-x2", "846ec65099f3d2f2559aeccbb08cc16e164106ae20c3abc9315620ca8c5bff72"),
-    Bundled("lowtide-large-x4", "66ed9957203536e77d672165939ce2327240e00a19f15372df0fb897a9153881"),
-    Bundled("lowtide-photo-x2", "9bde3311d7f497c53ee24da1c6d1e1f9f621413915ba5397be9d5831d7977ea9"),
-    Bundled("lowtide-photo-x4", "dcc50ead8233df2815c4a68abb7ed941d6cc7fe1a9344dff153972389aa126d4"),
-    Bundled("lowtide-denoise", "3fc4239f35eae642836493db5e999f866d6824d6fa6b428d82158cbe14f9bc25"),
-    Bundled(
+    BundledModel("lowtide-x2", "c17282a19a943d7601086c078a04b75972be8d0a74599ae207ddab98e0902c1b"),
+    BundledModel("lowtide-x4", "31e3da8669b94b65254cc81e198841fbd6c6cde2b70925efa936441a573fbcf4"),
+    BundledModel(
+        "lowtide-large-x2", "846ec65099f3d2f2559aeccbb08cc16e164106ae20c3abc9315620ca8c5bff72"
+    ),
+    BundledModel(
+        "lowtide-large-x4", "66ed9957203536e77d672165939ce2327240e00a19f15372df0fb897a9153881"
+    ),
+    BundledModel(
+        "lowtide-photo-x2", "9bde3311d7f497c53ee24da1c6d1e1f9f621413915ba5397be9d5831d7977ea9"
+    ),
+    BundledModel(
+        "lowtide-photo-x4", "dcc50ead8233df2815c4a68abb7ed941d6cc7fe1a9344dff153972389aa126d4"
+    ),
+    BundledModel(
+        "lowtide-denoise", "3fc4239f35eae642836493db5e999f866d6824d6fa6b428d82158cbe14f9bc25"
+    ),
+    BundledModel(
         "lowtide-photo-denoise", "2adbdbfd48661ad7a726f6b29adbd6e28f470b72cc2a23df2edde382b28c58fc"
     ),
 )
@@ -59,7 +69,7 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(model.name for model in _MODELS)
 
 
-def find_bundled(name: str) -> Bundled:
+def find_bundled(name: str) -> BundledModel:
     """Return the entry of a bundled model by name.
 
     Raises ModelError with the nearest name for an unknown one.
@@ -128,7 +138,7 @@ PUBLISHED = (
 )
 
 
-def use_of(name: str) -> str:
+def bundled_use(name: str) -> str:
     """Return what a bundled model is for, as its card says; "" for other models."""
     if name not in bundled_names() or not (card := find_bundled(name).model_card).is_file():
         return ""
@@ -136,12 +146,12 @@ def use_of(name: str) -> str:
     return "" if found is None else " ".join(found[1].split())
 
 
-def seconds_of(name: str) -> float | None:
+def seconds_per_megapixel(name: str) -> float | None:
     """Return the processor seconds of one thread for a megapixel of input; None if unmeasured."""
-    return speed_file()["cpu_seconds_per_megapixel"].get(name)
+    return measured_speeds()["cpu_seconds_per_megapixel"].get(name)
 
 
 @cache
-def speed_file() -> dict[str, Any]:
+def measured_speeds() -> dict[str, Any]:
     """Return the measured speeds, and the processor and versions that they are of."""
     return json.loads((WEIGHTS / "speed.json").read_text(encoding="utf-8"))

@@ -153,7 +153,7 @@ def all_families() -> Iterator[ModelFamily]:
     yield from _installed()
 
 
-def networks(role: Role) -> dict[str, Callable[..., nn.Module]]:
+def network_builders(role: Role) -> dict[str, Callable[..., nn.Module]]:
     """Return the builders of generators or discriminators by their names in lower case."""
     found = (one for family in all_families() for one in getattr(family, role).items())
     return {name.lower(): build for name, build in found}

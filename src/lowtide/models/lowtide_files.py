@@ -130,7 +130,7 @@ def _sort_metadata(path: Path) -> None:
             file.write(text)
 
 
-def misfit(model: nn.Module, state: Mapping[str, Tensor]) -> str | None:
+def first_misfit(model: nn.Module, state: Mapping[str, Tensor]) -> str | None:
     """Return the first tensor that does not fit a model and what is wrong with it, else None."""
     wanted = {name: tuple(one.shape) for name, one in model.state_dict().items()}
     given = {name: tuple(one.shape) for name, one in state.items()}

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.budget import Budget, check_budget
+from lowtide.memory.budget import Budget, require_valid_budget
 from lowtide.memory.library_memory import reason_not_to_plan
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.python_places import global_hooks
@@ -30,9 +30,9 @@ from lowtide.streaming.capture.model_inputs import (
 )
 from lowtide.streaming.certificate import tf32_is_allowed
 from lowtide.streaming.engine.executor import allocate_result, collect_rows
-from lowtide.streaming.engine.placement import PagePlacement, check_pages
+from lowtide.streaming.engine.placement import PagePlacement, require_page_placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
-from lowtide.streaming.planner.program_cache import preload_capture
+from lowtide.streaming.planner.program_cache import import_capture_libraries
 from lowtide.streaming.prepared_stream import PreparedStream, StreamSettings, prepare_stream
 
 # Image sizes whose programs are kept.
@@ -92,8 +92,8 @@ class Streamed(nn.Module):
     ) -> None:
         super().__init__()
         require_module(module)
-        check_pages(pages)
-        check_budget(budget)
+        require_page_placement(pages)
+        require_valid_budget(budget)
         self.module, self._axis = module, axis
         self._scratch = ScratchSpace(scratch)
         self._settings = StreamSettings(budget, pages, self._scratch, certified)
@@ -109,7 +109,7 @@ class Streamed(nn.Module):
         self._lock = threading.RLock()
         # The libraries of captures are no part of a call's memory, so they are here before it.
         if reason_not_to_plan() is None:
-            preload_capture()
+            import_capture_libraries()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``module`` returns, after hooks of this wrapper."""

@@ -19,7 +19,7 @@ from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.capture.graph import OperatorGraph
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.capture.outputs import Repack, dtype_tolerance, error_words, relative_error
-from lowtide.streaming.certificate import call_model, module_key, tf32
+from lowtide.streaming.certificate import allow_tf32, call_model, module_key
 from lowtide.streaming.rules.rule import op_name
 
 # Image sides to try until the operators are those at the real size.
@@ -61,7 +61,7 @@ def require_independent_images(module: nn.Module, inputs: Tensor | ModelInputs) 
             continue  # too small for it, for example for a reflection padding
         if _names(graph) == wanted:
             limit = dtype_tolerance(node.meta.dtype for node in graph.nodes)
-            with PythonStatePlaces(module).kept(), tf32(False), torch.inference_mode():
+            with PythonStatePlaces(module).kept(), allow_tf32(False), torch.inference_mode():
                 alone = [call_model(module, sample) for sample in small.samples()]
                 images = range(small.batch_size)
                 _require_equal_results(call_model(module, small), alone, images, limit)

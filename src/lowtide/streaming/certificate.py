@@ -115,7 +115,7 @@ def certify(
             before_computing()
             # A small model, or the second size, may be of the real size.
             known = program if small.key == inputs.key else None
-            with tf32(False):
+            with allow_tf32(False):
                 try:
                     known = known or lower_to_rows(capture_graph(module, small))
                 except ModelError as error:  # below its least size, or no multiple of its own
@@ -170,7 +170,7 @@ def _small_inputs(inputs: ModelInputs, program: StreamProgram, which: int) -> Mo
 
 
 @contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
+def allow_tf32(allowed: bool) -> Iterator[None]:
     """Context manager: allow or forbid TF32 in matrix products and convolutions.
 
     TF32 rounding depends on the kernel chosen for a size, and hides errors of bands.

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lowtide.core.errors import UsageError
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.trace_cache import TRACE_LOCK
-from lowtide.memory.budget import Budget, check_budget
+from lowtide.memory.budget import Budget, require_valid_budget
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.python_places import PythonStatePlaces
 from lowtide.streaming.api import reject_gradients
@@ -25,16 +25,16 @@ from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.certificate import tf32_is_allowed
 from lowtide.streaming.clip_plan import (
     AfterChunks,
-    ChunkResults,
+    ChunkResultWriter,
     ClipPlan,
     ReadChunk,
     RunPart,
-    WholeResult,
+    WholeClipResult,
     WriteChunk,
     run_clip,
 )
 from lowtide.streaming.clip_planner import ChunksTogether, ClipPlanner
-from lowtide.streaming.engine.placement import PagePlacement, check_pages
+from lowtide.streaming.engine.placement import PagePlacement, require_page_placement
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings
@@ -89,8 +89,8 @@ class ChunkStream:
     ) -> None:
         if together != "auto" and together < 1:
             raise UsageError(f"{together} chunks together: at least 1 runs, or 'auto'")
-        check_pages(pages)
-        check_budget(budget)
+        require_page_placement(pages)
+        require_valid_budget(budget)
         self._modules = first, later
         self._frames = frames
         self._together: ChunksTogether = together
@@ -123,7 +123,9 @@ class ChunkStream:
             result = _allocate_result(plan, clip)
             for sample, target in zip(clip.split(1), result.split(1), strict=True):
                 run_clip(
-                    plan, iter(sample.split(lengths, _FRAMES)), WholeResult(target, after_chunks)
+                    plan,
+                    iter(sample.split(lengths, _FRAMES)),
+                    WholeClipResult(target, after_chunks),
                 )
         return result
 
@@ -149,7 +151,7 @@ class ChunkStream:
             if part is not None:
                 done = sum(one.chunks for one in [*plan][: part.first])
                 lengths = lengths[done:]
-            run_clip(plan, map(read, lengths), ChunkResults(like, write), part)
+            run_clip(plan, map(read, lengths), ChunkResultWriter(like, write), part)
 
     def _checked_plan(self, clip: Tensor, *, keep_result: bool = True) -> ClipPlan:
         """Return the plan for a clip; raises `UsageError` for a call that cannot run."""

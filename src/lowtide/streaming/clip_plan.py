@@ -183,7 +183,7 @@ class RunPart:
     after_run: AfterRun | None = None
 
 
-class WholeResult:
+class WholeClipResult:
     """Result of a clip as one tensor (1, C, T, H, W), of which each chunk makes frames."""
 
     def __init__(self, result: Tensor, after_chunks: AfterChunks | None) -> None:
@@ -201,7 +201,7 @@ class WholeResult:
             self._after_chunks(sum(one.shape[_FRAMES] for one in targets))
 
 
-class ChunkResults:
+class ChunkResultWriter:
     """Results of chunks (1, C, T, H, W) that are freed as soon as they are written."""
 
     def __init__(self, like: Tensor, write: WriteChunk) -> None:
@@ -220,7 +220,7 @@ class ChunkResults:
 def run_clip(
     plan: ClipPlan,
     chunks: Iterator[Tensor],
-    result: WholeResult | ChunkResults,
+    result: WholeClipResult | ChunkResultWriter,
     part: RunPart | None = None,
 ) -> None:
     """Write the results of the chunks (1, C, T, H, W) of one clip, or of a part, run by run."""

@@ -12,7 +12,7 @@ from torch import nn
 from lowtide.core.errors import BudgetError
 from lowtide.streaming.capture.model_inputs import ModelInputs
 from lowtide.streaming.clip_plan import ChunkProgramRun, ClipPlan, UnrolledChunks
-from lowtide.streaming.engine.clip_chunks import CarriedStateBytes, CarriedStateStore, unroll
+from lowtide.streaming.engine.clip_chunks import CarriedStateBytes, CarriedStateStore, unroll_chunks
 from lowtide.streaming.engine.placement import Placement, allowed_placements
 from lowtide.streaming.planner.stream_planner import StreamPlanner
 from lowtide.streaming.prepared_stream import StreamSettings, prepare_stream
@@ -174,7 +174,7 @@ class ClipPlanner:
         alone, keep_state = [self.alone[kind] for kind in kinds], section.keep_state
         module, inputs, program = self.modules[section.first], alone[0].inputs, alone[0].program
         if section.chunks > 1 or not keep_state:  # alone, a chunk makes a state that nothing reads
-            program = unroll([one.program for one in alone], keep_state=keep_state)
+            program = unroll_chunks([one.program for one in alone], keep_state=keep_state)
             module = UnrolledChunks([self.modules[kind] for kind in kinds], keep_state=keep_state)
             tensors = *(one.inputs.first for one in alone), *inputs.tensors[1:]
             inputs = ModelInputs(tensors, dict.fromkeys(range(len(tensors)), self.dim))

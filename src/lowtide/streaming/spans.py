@@ -26,7 +26,7 @@ def union_spans(spans: Iterable[Span]) -> Spans:
     return found
 
 
-def difference(spans: Spans, removed: Spans) -> Spans:
+def subtract_spans(spans: Spans, removed: Spans) -> Spans:
     """Return the rows of ``spans`` that are not in ``removed``."""
     found: Spans = []
     for first, last in spans:

@@ -19,7 +19,7 @@ from lowtide.core.logging import silence_warnings
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.streaming.tiles.tile_step import Forward, RunnableNetwork
 
-# What `specialize` does, by whether it captures a graph.
+# What `specialize_network` does, by whether it captures a graph.
 SPECIALIZING = "compiling", "capturing a CUDA graph"
 # Of the result's largest absolute value: what is fused rounds differently, some of it less often.
 _TOLERANCE, _LOW_TOLERANCE = {"fp32": 1e-4}, 5e-2
@@ -34,7 +34,7 @@ def require_cuda_graphs(device: str) -> None:
         raise UsageError(f"{device} has no CUDA graphs: they need an NVIDIA GPU", hint=hint)
 
 
-def specialize(
+def specialize_network(
     network: RunnableNetwork, shape: tuple[int, ...], *, as_graph: bool
 ) -> RunnableNetwork:
     """Return ``network`` compiled, or as a CUDA graph, for inputs of ``shape`` (B, C, H, W).
@@ -73,7 +73,7 @@ def specialize(
     return replace(network, forward=forward)
 
 
-def preload_compiler() -> None:
+def import_compiler_libraries() -> None:
     """Import the many libraries that only compiling needs."""
     import torch._inductor.compile_fx  # noqa: F401
 

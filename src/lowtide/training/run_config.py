@@ -68,7 +68,7 @@ class ConfigSection(BaseModel, extra="forbid", frozen=True, allow_inf_nan=False)
         return values
 
 
-class TrainData(ConfigSection, frozen=True):
+class TrainDataSection(ConfigSection, frozen=True):
     """Section ``datasets.train`` common to all trainings: the batch."""
 
     batch_size_per_gpu: int = Field(
@@ -81,13 +81,13 @@ class TrainData(ConfigSection, frozen=True):
     )
 
 
-class Datasets(ConfigSection, frozen=True):
+class DatasetsSection(ConfigSection, frozen=True):
     """Section ``datasets``."""
 
-    train: TrainData
+    train: TrainDataSection
 
 
-class Optim(ConfigSection, frozen=True):
+class OptimSection(ConfigSection, frozen=True):
     """Optimizer of one network: Adam or AdamW."""
 
     type: Literal["adamw", "adam"] = Field(default="adamw", description="The optimizer.")
@@ -98,7 +98,7 @@ class Optim(ConfigSection, frozen=True):
     weight_decay: float = Field(default=0.0, ge=0, le=1000, description="Weight decay.")
 
 
-class Scheduler(ConfigSection, frozen=True):
+class SchedulerSection(ConfigSection, frozen=True):
     """Section ``train.scheduler``: the learning rate schedule."""
 
     type: Literal["cosine", "multistep", "constant"] = Field(
@@ -136,14 +136,14 @@ class LossEntry(BaseModel, extra="allow", frozen=True, allow_inf_nan=False):
         return dict(self.model_extra or {})
 
 
-class Train(ConfigSection, frozen=True):
+class TrainSection(ConfigSection, frozen=True):
     """Section ``train`` as far as all trainings have it: length, schedule and EMA."""
 
     total_iter: int = Field(ge=1, description="Steps of the training.")
     warmup_iter: int = Field(
         default=0, ge=0, description="Steps over which the learning rate rises."
     )
-    scheduler: Scheduler = Scheduler()
+    scheduler: SchedulerSection = SchedulerSection()
     ema_decay: float = Field(
         default=0.999, ge=0, lt=1, description="Decay of the weights' moving average, the result."
     )
@@ -159,7 +159,7 @@ class Train(ConfigSection, frozen=True):
     compile: bool = Field(default=False, description="Compile the networks by torch.compile.")
 
 
-class Val(ConfigSection, frozen=True):
+class ValSection(ConfigSection, frozen=True):
     """Section ``val`` as far as all trainings have it."""
 
     val_freq: int = Field(default=1000, ge=1, description="Steps between validations.")
@@ -176,7 +176,7 @@ class Val(ConfigSection, frozen=True):
         return step % self.val_freq == 0
 
 
-class Logger(ConfigSection, frozen=True):
+class LoggerSection(ConfigSection, frozen=True):
     """Section ``logger``: intervals of log rows and checkpoints."""
 
     print_freq: int = Field(default=100, ge=1, description="Steps between rows of the log.")
@@ -204,10 +204,10 @@ class RunConfig(ConfigSection, frozen=True):
     channels_last: bool = Field(
         default=True, description="Lay images out with the channels last in memory."
     )
-    datasets: Datasets
-    train: Train
-    val: Val = Val()
-    logger: Logger = Logger()
+    datasets: DatasetsSection
+    train: TrainSection
+    val: ValSection = ValSection()
+    logger: LoggerSection = LoggerSection()
 
     @field_validator("name")
     @classmethod

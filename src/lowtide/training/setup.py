@@ -21,9 +21,9 @@ from lowtide.core.errors import ModelError, UsageError, hint_for_name, install_e
 from lowtide.core.units import format_bytes
 from lowtide.memory.process_memory import available_host_bytes
 from lowtide.models import lowtide_files
-from lowtide.models.build_limits import BuildLimitsMode, TooLargeError
-from lowtide.models.families import Role, networks
-from lowtide.training.run_config import LossEntry, Optim, RunConfig, Scheduler
+from lowtide.models.build_limits import BuildLimitsMode, NetworkTooLargeError
+from lowtide.models.families import Role, network_builders
+from lowtide.training.run_config import LossEntry, OptimSection, RunConfig, SchedulerSection
 
 # Supported `DistributedType` values of accelerate.
 _SUPPORTED_DISTRIBUTED_TYPES = "NO", "MULTI_CPU", "MULTI_GPU"
@@ -57,7 +57,7 @@ def make_discriminator(config: Mapping[str, Any], seed: int) -> nn.Module:
 def _make(
     section: str, role: Role, config: Mapping[str, Any], seed: int, **given: int
 ) -> nn.Module:
-    known, options = networks(role), dict(config)
+    known, options = network_builders(role), dict(config)
     kind = str(options.pop("type", "")).lower()
     if kind not in known:
         raise UsageError(
@@ -111,7 +111,7 @@ def limited_build(section: str) -> Iterator[None]:
     try:
         with BuildLimitsMode.of_memory(room):
             yield
-    except TooLargeError as error:
+    except NetworkTooLargeError as error:
         raise UsageError(
             f"{section}: a network of these sizes takes more than the {format_bytes(room)} of"
             " memory that there are, or has hundreds of thousands of layers",
@@ -160,7 +160,7 @@ def make_accelerator(config: RunConfig, device: str) -> Any:
 
 
 def make_optimizer(
-    optim: Optim, parameters: Iterable[nn.Parameter], *, foreach: bool | None = None
+    optim: OptimSection, parameters: Iterable[nn.Parameter], *, foreach: bool | None = None
 ) -> torch.optim.Optimizer:
     """Build Adam or AdamW.
 
@@ -178,7 +178,7 @@ def set_train_layout(network: nn.Module, *, channels_last: bool) -> None:
     network.to(memory_format=order).train()
 
 
-def keep_in_fp32(network: nn.Module) -> None:
+def exclude_from_autocast(network: nn.Module) -> None:
     """Exclude modules with ``keeps_fp32`` from autocast, in place.
 
     In half precision the trained layers would learn the rounding errors of fixed ones.
@@ -211,7 +211,7 @@ class EMAModel:
             mean.copy_(buffer)
 
 
-def lr_factor(scheduler: Scheduler, step: int, total: int, warmup: int) -> float:
+def lr_factor(scheduler: SchedulerSection, step: int, total: int, warmup: int) -> float:
     """Return the factor on the base learning rate in step ``step`` of ``total``.
 
     Steps count from 0. A linear warmup over ``warmup`` steps multiplies the scheduler's factor.

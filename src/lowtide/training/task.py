@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.core.errors import NotFiniteError, UsageError
-from lowtide.training.run_config import Optim
+from lowtide.training.run_config import OptimSection
 from lowtide.training.state import FileFacts
 
 Batch = tuple[Tensor, ...]
@@ -184,7 +184,7 @@ class TrainTask:
     """
 
     networks: Mapping[str, nn.Module]
-    optims: Mapping[str, Optim]
+    optims: Mapping[str, OptimSection]
     objectives: Sequence[Objective]
     data: BatchSource
     save: Callable[[Path, nn.Module], Path]

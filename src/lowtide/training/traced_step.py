@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowtide.memory.tracing.steps import Observer, init_optimizer_state, optimizer_state
-from lowtide.training.run_config import Optim, RunConfig
-from lowtide.training.setup import EMAModel, keep_in_fp32, make_optimizer, set_train_layout
+from lowtide.memory.tracing.steps import StepObserver, init_optimizer_state, optimizer_state
+from lowtide.training.run_config import OptimSection, RunConfig
+from lowtide.training.setup import EMAModel, exclude_from_autocast, make_optimizer, set_train_layout
 from lowtide.training.task import Batch, Objective, TrainableNetwork, TrainTask
 from lowtide.training.train_step import TrainStep
 
@@ -44,13 +44,13 @@ class TracedTrainStep:
 
     inputs: Batch
     config: RunConfig
-    optims: Mapping[str, Optim]
+    optims: Mapping[str, OptimSection]
     micro_batches: int = 1
     foreach: bool = False
     autocast: torch.dtype | None = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
-    def prepare(self, model: TaskModules) -> Callable[[Observer], None]:
+    def prepare(self, model: TaskModules) -> Callable[[StepObserver], None]:
         """Return a function that runs one step; the optimizer state is allocated already."""
         train = self.config.train
         first = next(iter(model.networks.values()))
@@ -63,7 +63,7 @@ class TracedTrainStep:
         state = [one for each in networks.values() for one in optimizer_state(each.optimizer)]
         persistent = [*state, *average.module.parameters(), *average.module.buffers()]
 
-        def run(observer: Observer) -> None:
+        def run(observer: StepObserver) -> None:
             observer.label(persistent, "optimizer")
             observer.mark("forward")
             step = TrainStep(
@@ -86,8 +86,8 @@ class TracedTrainStep:
 
         return run
 
-    def _trained_network(self, network: nn.Module, optim: Optim) -> TrainableNetwork:
-        keep_in_fp32(network)
+    def _trained_network(self, network: nn.Module, optim: OptimSection) -> TrainableNetwork:
+        exclude_from_autocast(network)
         weights = list(network.parameters())
         optimizer = make_optimizer(optim, weights, foreach=self.foreach)
         init_optimizer_state(optimizer, weights)
@@ -101,7 +101,7 @@ class TracedTrainStep:
         return TrainableNetwork(network, optimizer, call)
 
 
-def _marked_backward(observer: Observer) -> Callable[[Tensor], None]:
+def _marked_backward(observer: StepObserver) -> Callable[[Tensor], None]:
     """Return a backward function that marks its phase; a forward phase follows it."""
 
     def backward(loss: Tensor) -> None:

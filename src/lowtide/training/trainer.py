@@ -22,11 +22,11 @@ from lowtide.core.errors import (
 from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.memory.oom import is_out_of_memory
 from lowtide.training.distributed import ProcessGroup
-from lowtide.training.run_config import Optim, RunConfig
+from lowtide.training.run_config import OptimSection, RunConfig
 from lowtide.training.setup import (
     EMAModel,
     ema_decay,
-    keep_in_fp32,
+    exclude_from_autocast,
     lr_factor,
     make_accelerator,
     make_optimizer,
@@ -119,8 +119,8 @@ class Trainer:
         self._on_warning = on_warning
         self.scores: dict[str, float] = {}
 
-    def _prepare_network(self, network: nn.Module, optim: Optim) -> TrainableNetwork:
-        keep_in_fp32(network)
+    def _prepare_network(self, network: nn.Module, optim: OptimSection) -> TrainableNetwork:
+        exclude_from_autocast(network)
         optimizer = make_optimizer(optim, network.parameters())
         # evaluation_mode avoids the DistributedDataParallel wrapper: `TrainStep` sums gradients.
         wrapped = self._accelerator.prepare_model(network, evaluation_mode=True)

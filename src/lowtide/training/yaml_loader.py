@@ -36,13 +36,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = data.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    found = read_value(text, str(path))
+    found = read_yaml_value(text, str(path))
     if not isinstance(found, dict):
         raise UsageError(f"{path} has no entries", hint="`lowtide train KIND --example` prints one")
     return found
 
 
-def read_value(text: str, source: str) -> Any:
+def read_yaml_value(text: str, source: str) -> Any:
     """Read the value of a YAML text; raises as `read_yaml`, naming ``source``."""
     try:
         return _Loader(text).get_single_data()

@@ -12,7 +12,7 @@ pytest.importorskip("av")
 from lowtide import UsageError, VideoError
 from lowtide.media.video.frame_pattern import FramePattern
 from lowtide.media.video.frame_sequence import FrameSequenceReader, inspect_sequence, sequence_part
-from lowtide.media.video.frame_writing import upright, write_frame
+from lowtide.media.video.frame_writing import upright_planes, write_frame
 from lowtide.media.video.video_facts import display_matrix
 
 
@@ -139,6 +139,8 @@ def test_frames_are_turned_by_their_matrix(rotation, mirrored):
     }  # row and column, from any origin
     rows, columns = (sorted({place[axis] for place in places}) for axis in (0, 1))
     due = [[places[row, column] for column in columns] for row in rows]
-    assert upright([plane], rotation, mirrored)[0].tolist() == due
+    assert upright_planes([plane], rotation, mirrored)[0].tolist() == due
     if not mirrored:
-        assert (upright([plane], rotation, False)[0] == np.rot90(plane, rotation // 90)).all()
+        assert (
+            upright_planes([plane], rotation, False)[0] == np.rot90(plane, rotation // 90)
+        ).all()

@@ -11,7 +11,7 @@ from lowtide.memory.prediction.calibration import (
     PredictionResidual,
     PredictionResidualStore,
     RunBounds,
-    calibrate,
+    calibrate_bound,
     run_bounds,
     shipped_calibration,
 )
@@ -32,7 +32,7 @@ def runs(
 
 
 def test_the_bound_holds_where_it_was_made_and_elsewhere() -> None:
-    bound = calibrate(runs(300))
+    bound = calibrate_bound(runs(300))
     for seed in range(3):
         others = runs(400, seed=seed + 1)
         held = sum(bound.upper(run.predicted) >= run.measured for run in others)
@@ -40,26 +40,26 @@ def test_the_bound_holds_where_it_was_made_and_elsewhere() -> None:
 
 
 def test_the_bound_is_tight() -> None:
-    bound = calibrate(runs(300))
+    bound = calibrate_bound(runs(300))
     widths = sorted(bound.upper(run.predicted) / run.measured for run in runs(300, seed=9))
     assert 1 <= widths[len(widths) // 2] < 1.10
 
 
 def test_a_constant_excess_becomes_the_fixed_part() -> None:
-    assert calibrate(runs(200, fixed=20 * MIB, spread=0.0)).fixed_bytes >= 16 * MIB
-    assert calibrate(runs(200, fixed=0, spread=0.0)).fixed_bytes == 0
+    assert calibrate_bound(runs(200, fixed=20 * MIB, spread=0.0)).fixed_bytes >= 16 * MIB
+    assert calibrate_bound(runs(200, fixed=0, spread=0.0)).fixed_bytes == 0
 
 
 def test_one_run_is_covered_and_none_is_an_error() -> None:
     run = PredictionResidual(predicted=100 * MIB, measured=130 * MIB)
-    assert calibrate([run]).upper(run.predicted) >= run.measured
+    assert calibrate_bound([run]).upper(run.predicted) >= run.measured
     with pytest.raises(ValueError, match="no residuals"):
-        calibrate([])
+        calibrate_bound([])
 
 
 def test_predictions_that_were_too_high_never_lower_the_bound_below_them() -> None:
     high = [PredictionResidual(predicted=100 * MIB, measured=60 * MIB)] * 50
-    assert calibrate(high).upper(100 * MIB) >= 100 * MIB
+    assert calibrate_bound(high).upper(100 * MIB) >= 100 * MIB
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -74,7 +74,7 @@ def test_the_store_keeps_the_newest_and_survives_damage(tmp_path) -> None:
     for run in runs(70):
         store.add(run)
     assert store.read() == runs(70)[-50:]
-    assert store.calibration() == calibrate(store.read())
+    assert store.calibration() == calibrate_bound(store.read())
     (path,) = (tmp_path / "plans").iterdir()
     path.write_bytes(path.read_bytes() + b"not a run\n")
     assert store.read() == []
@@ -107,7 +107,7 @@ def unknown_heap(tmp_path, monkeypatch) -> None:
 def test_kinds_of_runs_are_calibrated_separately() -> None:
     for run in runs(60):
         PredictionResidualStore("cpu", "streamed").add(run)
-    assert run_bounds("streamed", "cpu").current_heap == calibrate(runs(60))
+    assert run_bounds("streamed", "cpu").current_heap == calibrate_bound(runs(60))
     assert run_bounds("tiled", "cpu").current_heap is None
 
 

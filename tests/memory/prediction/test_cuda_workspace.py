@@ -16,7 +16,7 @@ from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.memory.tracing.trace import MemoryTracer, describe_argument
-from lowtide.streaming.certificate import tf32
+from lowtide.streaming.certificate import allow_tf32
 from support.workspace_models import convolution
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_the_workspace_of_a_large_convolution_is_linear_in_rows(tmp_path):
 def test_settings_that_choose_the_kernel_are_part_of_the_key(tmp_path):
     store, taken = table(tmp_path), Counted()
     for allowed in (False, True):
-        with tf32(allowed):
+        with allow_tf32(allowed):
             for _ in range(2):
                 CudaWorkspaceMeter(CPU, store, measure_allocated=taken).conv_workspace(
                     convolution(), 0
@@ -142,7 +142,7 @@ def test_a_gpu_takes_what_was_measured(precise, tmp_path, monkeypatch):
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
     model = nn.Sequential(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(6))).cuda().eval()
     image = torch.rand(1, 64, 512, 512, device="cuda")
-    with tf32(not precise), torch.inference_mode():
+    with allow_tf32(not precise), torch.inference_mode():
         model(image)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

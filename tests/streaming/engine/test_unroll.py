@@ -4,7 +4,7 @@ import torch
 
 from lowtide.streaming.capture.export_graph import capture_graph
 from lowtide.streaming.capture.model_inputs import ModelInputs
-from lowtide.streaming.engine.clip_chunks import unroll
+from lowtide.streaming.engine.clip_chunks import unroll_chunks
 from lowtide.streaming.engine.executor import BandExecutor, collect_rows
 from lowtide.streaming.engine.placement import memory_page_factory
 from lowtide.streaming.engine.program import lower_to_rows
@@ -40,7 +40,7 @@ def test_chunks_in_one_program_give_the_whole_clip_and_its_last_state():
     clip = torch.rand(1, 3, CHUNKS, 21, 10)
     first, later, module = chunk_programs(clip)
     wanted = whole_clip(module, clip)
-    all_of_them = unroll([first, *[later] * (CHUNKS - 1)], keep_state=False)
+    all_of_them = unroll_chunks([first, *[later] * (CHUNKS - 1)], keep_state=False)
     # attention is after the first segment in each of them, and nothing else is
     assert len(cut_segments(all_of_them)) == len(cut_segments(later)) == 2
     # weights are there once
@@ -49,9 +49,9 @@ def test_chunks_in_one_program_give_the_whole_clip_and_its_last_state():
         found = torch.cat(run(all_of_them, clip.split(1, 2), bands), 2)
         assert (found - wanted).abs().max() <= 3e-6
 
-    start = unroll([first, later], keep_state=True)
+    start = unroll_chunks([first, later], keep_state=True)
     one, two, *state = run(start, clip[:, :, :2].split(1, 2), 4)
     assert [tuple(one.shape) for one in state] == [(1, 3, 2, 21, 10), (1, CHANNELS, 2, 42, 20)]
-    rest = unroll([later, later], keep_state=True)
+    rest = unroll_chunks([later, later], keep_state=True)
     three, four, *_ = run(rest, [*clip[:, :, 2:].split(1, 2), *state], 7)
     assert (torch.cat([one, two, three, four], 2) - wanted).abs().max() <= 3e-6

@@ -61,7 +61,7 @@ class SdpaBackend(AttentionBackend):
 
     def unsupported_reason(self, device: AttentionDevice, call: AttentionCall) -> str | None:
         """Refuse calls that PyTorch's kernel refuses or is known to compute wrongly."""
-        return known_bad(self._path, device, call) or kernel_unsupported_reason(
+        return known_bad_reason(self._path, device, call) or kernel_unsupported_reason(
             self._on(device), device, call
         )
 
@@ -137,7 +137,9 @@ def _selected_kernel(device: LocalDevice, call: AttentionCall) -> AttentionPath:
     return sdpa_kernel_for(device, call)
 
 
-def known_bad(path: AttentionPath, device: AttentionDevice, call: AttentionCall) -> str | None:
+def known_bad_reason(
+    path: AttentionPath, device: AttentionDevice, call: AttentionCall
+) -> str | None:
     """Return why a kernel computes a call it accepts wrongly, None if it does not."""
     if path == "cudnn" and call.has_mask and call.needs_grad and call.query_tokens % 128 == 64:
         return "its gradients can be NaN with a mask where tokens % 128 is 64 (pytorch#196678)"

@@ -17,7 +17,7 @@ from lowtide.attention.halo.launch import (
     KernelTiles,
     ceil_div,
     choose_tiles,
-    shared_memory,
+    shared_memory_bytes,
     strides,
 )
 from lowtide.attention.spatial.window_grid import WindowGeometry
@@ -126,7 +126,7 @@ def halo_attention(
         raise UsageError(f"the halo kernels do not support this call: {reason}")
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if tiles is None:
-        limit = shared_memory(LocalDevice.of(query.device).capability)
+        limit = shared_memory_bytes(LocalDevice.of(query.device).capability)
         tiles = choose_tiles(windows, query.shape[-1], query.dtype, limit)
     # Dynamo, which breaks its graph at the kernels anyway, would not understand their tuples.
     run: Any = torch.compiler.disable(_Halo.apply) if torch.compiler.is_compiling() else _Halo.apply

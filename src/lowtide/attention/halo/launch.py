@@ -107,7 +107,7 @@ def choose_tiles(
     return KernelTiles(plain, plain, replace(plain, keys=keys if keys != 32 else 16), plain)
 
 
-def shared_memory(capability: tuple[int, int]) -> int:
+def shared_memory_bytes(capability: tuple[int, int]) -> int:
     """Return the shared memory per thread block of a GPU, in bytes.
 
     For an unknown compute capability, the least of all.
@@ -261,7 +261,7 @@ class HaloLaunch:
     def constants(self, tile: KernelTile, **switches: bool) -> dict[str, Any]:
         """Return a kernel's compile-time constants and launch options."""
         switches |= dict(has_bias=self.has_bias)
-        return constants(self.windows, tile, self.dim, self.dtype, **switches)
+        return kernel_constants(self.windows, tile, self.dim, self.dtype, **switches)
 
     def descriptors(
         self, tile: KernelTile, *tensors: Tensor, square: bool = False
@@ -304,7 +304,7 @@ def _inner_and_border(
             yield which, count
 
 
-def constants(
+def kernel_constants(
     windows: WindowGeometry, tile: KernelTile, head_dim: int, dtype: torch.dtype, **switches: bool
 ) -> dict[str, Any]:
     """Return a kernel's compile-time constants and launch options."""

@@ -170,7 +170,7 @@ def frame_facts(video: VideoFacts) -> ImageFacts:
     )
 
 
-def inspect_input(source: Path, settings: ClipSettings) -> VideoFacts:
+def video_input_facts(source: Path, settings: ClipSettings) -> VideoFacts:
     """Return the facts of a video file, or of a sequence by its pattern.
 
     Raises:
@@ -202,7 +202,7 @@ def video_task(source: Path, target: Path, settings: ClipSettings, scale: int) -
         VideoError: The input cannot be used.
         UsageError: The settings do not suit it, or the output cannot hold it.
     """
-    facts = inspect_input(source, settings)
+    facts = video_input_facts(source, settings)
     first, last = frame_range(facts, settings.frames, settings.time)
     if isinstance(facts, FrameSequenceFacts):
         facts = sequence_part(facts, first, last, keep_damaged=settings.keeps_damaged)

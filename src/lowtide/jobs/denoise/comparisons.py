@@ -15,7 +15,12 @@ from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.jobs.denoise.report import DenoisedImageReport, DenoiseReport
 from lowtide.jobs.denoise.scores import find_references, score_files
 from lowtide.jobs.engine.report import write_sidecar
-from lowtide.jobs.images.detail_picture import PictureRows, drawn, most_detailed, require_comparison
+from lowtide.jobs.images.detail_picture import (
+    PictureRowReader,
+    most_detailed_part,
+    panels_side_by_side,
+    require_comparison,
+)
 from lowtide.jobs.images.job import ImageJob
 from lowtide.jobs.images.run import Inputs, find_jobs
 from lowtide.jobs.images.settings import ImageSettings
@@ -46,15 +51,15 @@ def draw_comparison(
         OutputError: The picture cannot be written.
     """
     rows = {
-        name: PictureRows(Path(one), Path(image.input), max_pixels, scratch)
+        name: PictureRowReader(Path(one), Path(image.input), max_pixels, scratch)
         for name, one in (("noisy", image.input), ("denoised", image.output))
     }
-    detail = most_detailed(rows["denoised"])
+    detail = most_detailed_part(rows["denoised"])
     panels = {name: one.cut(detail) for name, one in rows.items()}
     clean = (
         None
         if reference is None
-        else PictureRows(reference, Path(image.input), max_pixels, scratch).cut(detail)
+        else PictureRowReader(reference, Path(image.input), max_pixels, scratch).cut(detail)
     )
     residual = panels["noisy"] - panels["denoised"]
     if image.sigma:
@@ -68,7 +73,7 @@ def draw_comparison(
     note = f"{Path(image.input).name}: {detail.width}×{detail.height} at {detail.left},{detail.top}"
     if image.sigma is not None:
         note += f", sigma {image.sigma:.1f} of 255, {image.sigma_source}"
-    save_figure(drawn(titled, note), path, replace=replace)
+    save_figure(panels_side_by_side(titled, note), path, replace=replace)
 
 
 def non_local_means(noisy: np.ndarray, sigma: float) -> np.ndarray:

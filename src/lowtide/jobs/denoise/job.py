@@ -34,7 +34,7 @@ from lowtide.jobs.images.chosen_noise import (
 )
 from lowtide.jobs.images.job import ImageJob, ItemRun
 from lowtide.jobs.images.model_choice import DENOISER, suited_denoiser
-from lowtide.jobs.images.noise_finder import NoiseFinder, bands_of, denoisers_of, set_noise_level
+from lowtide.jobs.images.noise_finder import NoiseFinder, denoisers_of, read_bands, set_noise_level
 from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.media import ImageFacts, ImageSource
@@ -202,7 +202,7 @@ class DenoiseJob(ImageJob):
         if noise.is_none:
             self._set_level(0, noise.parameters)
             on_rows = pipeline.report_rows(run.item, self.budget, run.planned.upscaled.height)
-            for first, rows in bands_of(source, pipeline.cancel):
+            for first, rows in read_bands(source, pipeline.cancel):
                 sink.write(first, rows)
                 if on_rows is not None:
                     on_rows(len(rows))
@@ -229,7 +229,7 @@ class DenoiseJob(ImageJob):
                 stack.enter_context(closing(ScratchImage(shape, pipeline.scratch)))
                 for _ in range(STATE_FILES + self._earlier)
             )
-            for first, rows in bands_of(source, pipeline.cancel):
+            for first, rows in read_bands(source, pipeline.cancel):
                 state.write(first, ends.color(rows))
             for step in steps:
                 self._set_level(step.sigma, parameters)
@@ -239,7 +239,7 @@ class DenoiseJob(ImageJob):
                 outcome.fp32_reruns += done.fp32_reruns
                 state, after = after, state
             with self.open_source(item, pipeline.scratch) as again:
-                for first, rows in bands_of(again, pipeline.cancel):
+                for first, rows in read_bands(again, pipeline.cancel):
                     color = state.read(first, first + len(rows))
                     sink.write(first, ends.to_samples(color, rows))
         self._set_level(sigma, parameters)

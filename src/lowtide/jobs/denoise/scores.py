@@ -197,12 +197,12 @@ class _Means:
 
 
 def _change(before: PixelScores, after: PixelScores) -> str:
-    text = f"PSNR {decibels(before.psnr_db)} → {decibels(after.psnr_db)}"
+    text = f"PSNR {decibels_text(before.psnr_db)} → {decibels_text(after.psnr_db)}"
     if before.ssim is None or after.ssim is None:
         return f"{text}, too small for SSIM"
     return f"{text}, SSIM {before.ssim:.4f} → {after.ssim:.4f}"
 
 
-def decibels(psnr_db: float | None) -> str:
+def decibels_text(psnr_db: float | None) -> str:
     """Return a PSNR as text; None is no difference."""
     return "no difference" if psnr_db is None else f"{psnr_db:.2f} dB"

@@ -15,14 +15,18 @@ from lowtide.training.data.photographs import PhotographFolders
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.state import collect_file_facts
 from lowtide.training.task import TrainTask, Validator
-from lowtide.training.tasks.denoise_config import CleanPictures, DenoiseConfig, PhotographData
+from lowtide.training.tasks.denoise_config import (
+    CleanPicturesSection,
+    DenoiseConfig,
+    PhotographDataSection,
+)
 from lowtide.training.tasks.denoising import (
     NoiseModelSampler,
     NoisyPatches,
-    is_linear,
+    denoiser_network_config,
     make_denoiser_task,
-    network_config,
     noise_model_sampler,
+    uses_linear_light,
 )
 
 
@@ -59,7 +63,7 @@ def train_denoise(
 def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> TrainTask:
     """Build the task of a configuration, with the data of one of ``processes``."""
     data, noise = config.datasets.train, noise_model_sampler(config.datasets.train)
-    network = network_config(config, noise)
+    network = denoiser_network_config(config, noise)
     photographs = _open(data, data, noise, gray=_gray_share(config))
     batches = BatchLoader(
         NoisyPatches(photographs, noise, config),
@@ -85,15 +89,15 @@ def make_denoise_task(config: DenoiseConfig, processes: ProcessGroup) -> TrainTa
 
 
 def _open(
-    folders: PhotographData | CleanPictures,
-    data: PhotographData,
+    folders: PhotographDataSection | CleanPicturesSection,
+    data: PhotographDataSection,
     noise: NoiseModelSampler,
     gray: float,
 ) -> PhotographFolders:
     return PhotographFolders(
         folders.dataroot_gt,
         gray=gray,
-        linear=is_linear(data, noise),
+        linear=uses_linear_light(data, noise),
         cfa=data.cfa,
         augmentation=Augmentation(data.use_hflip, data.use_rot, data.color),
     )

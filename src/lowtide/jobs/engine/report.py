@@ -72,7 +72,7 @@ class MemoryReport(BaseModel):
     ledger: tuple[LedgerRow, ...]
 
 
-class ProcessMemory(BaseModel):
+class ProcessMemoryReport(BaseModel):
     """Resident memory of the whole process in bytes, as ``top`` shows it.
 
     ``peak_bytes`` is the kernel's mark over the job. ``library_bytes`` of it are outside budgets on
@@ -159,7 +159,7 @@ class JobReport(BaseModel):
     versions: dict[str, str] = {}
     skipped_inputs: list[SkippedInput] = []
     seconds: float = 0.0
-    process: ProcessMemory | None = None
+    process: ProcessMemoryReport | None = None
 
     @property
     def items(self) -> list[Any]:

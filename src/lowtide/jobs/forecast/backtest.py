@@ -12,7 +12,11 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, raise_if_cancelled
 from lowtide.jobs.engine.settings import show_keywords
-from lowtide.jobs.forecast.backtest_methods import FittedMethods, Method, fit_backtest_methods
+from lowtide.jobs.forecast.backtest_methods import (
+    BacktestMethod,
+    FittedMethods,
+    fit_backtest_methods,
+)
 from lowtide.jobs.forecast.command import (
     NAMES,
     named_outputs,
@@ -246,7 +250,7 @@ class _Scoring:
     def _add(
         self,
         scores: ForecastScoreSums,
-        method: Method,
+        method: BacktestMethod,
         windows: ForecastDistribution,
         joint: np.ndarray,
     ) -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from lowtide.core.errors import InputError
-from lowtide.jobs.forecast.command import floors
-from lowtide.jobs.forecast.source import choose_method, known_notes, without_known
+from lowtide.jobs.forecast.command import path_floors
+from lowtide.jobs.forecast.source import choose_method, known_notes, remove_known_effects
 from lowtide.jobs.forecast.trained import DIFFUSION, TrainedForecaster
 from lowtide.media.time_table import TimeTable
 from lowtide.models.forecaster.bands import GaussianPathSampler
@@ -26,7 +26,7 @@ _SAMPLING_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Method:
+class BacktestMethod:
     """A forecaster in a backtest.
 
     Attributes:
@@ -53,7 +53,7 @@ class FittedMethods:
     each series, empty of a trained one. ``notes`` are sentences on what was left out.
     """
 
-    methods: list[Method]
+    methods: list[BacktestMethod]
     deviation: np.ndarray
     unit: np.ndarray
     paths: str
@@ -81,7 +81,7 @@ def fit_backtest_methods(
     known = np.isfinite(changes)
     unit = np.where(known, changes, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     if trained is None:
-        table, effects = without_known(table, train)
+        table, effects = remove_known_effects(table, train)
         bound = _Binding(table, horizon, train, effects)
         choice = choose_method(table, horizon, model, steps=train, paths=paths)
         methods = [bound.method(model, choice)]
@@ -99,14 +99,16 @@ def fit_backtest_methods(
         residuals = np.ascontiguousarray(forecaster.residuals[:, :horizon])
         sampler = trained.sampler(DIFFUSION, table, horizon, _SAMPLING_STEPS)
         methods = [
-            Method(name, predict, PATHS[drawn](residuals)),
-            Method(f"{name}, {DIFFUSION} paths", predict, sampler, "joint"),
+            BacktestMethod(name, predict, PATHS[drawn](residuals)),
+            BacktestMethod(f"{name}, {DIFFUSION} paths", predict, sampler, "joint"),
         ]
     residuals = np.ascontiguousarray(forecaster.residuals[:, :horizon])
     for other, kind in PATHS.items():
         if other != drawn:
-            methods.append(Method(f"{name}, {other} paths", predict, kind(residuals), "none"))
-    methods.append(Method(f"{name}, Gaussian errors", predict, GaussianPathSampler()))
+            methods.append(
+                BacktestMethod(f"{name}, {other} paths", predict, kind(residuals), "none")
+            )
+    methods.append(BacktestMethod(f"{name}, Gaussian errors", predict, GaussianPathSampler()))
     for other in METHODS:
         if other != name:
             try:
@@ -129,7 +131,7 @@ class _Binding:
         self._phases = table.grid.phases()
         self._effects = None if effects is None else effects.of(table.known[: len(table.values)])
         whole = table.values if self._effects is None else table.values + self._effects
-        self._floor = floors(replace(table, values=whole[:train]), None)
+        self._floor = path_floors(replace(table, values=whole[:train]), None)
 
     def predict(
         self, forecast: Callable[[np.ndarray, np.ndarray, np.ndarray], ForecastDistribution]
@@ -142,8 +144,8 @@ class _Binding:
 
         return at
 
-    def method(self, name: str, choice: ForecasterChoice) -> Method:
-        return Method(name, self.predict(choice.forecaster.predict), choice.paths.sampler)
+    def method(self, name: str, choice: ForecasterChoice) -> BacktestMethod:
+        return BacktestMethod(name, self.predict(choice.forecaster.predict), choice.paths.sampler)
 
     def last_value(self) -> ForecasterChoice:
         first = self._table.values[: self._train]

@@ -89,7 +89,7 @@ def forecast(
     table, sources = table_forecasters(chosen.model, data, steps, chosen.paths, chosen)
     require_room_for_paths(chosen.samples, steps, len(table.names))
     place = table.place_of_target(chosen.target)
-    floor = floors(table, chosen.non_negative)
+    floor = path_floors(table, chosen.non_negative)
     with failing_beyond_container():
         mean, drawn = _mean_and_samples(sources, floor, steps, chosen.samples, chosen.seed)
     cut = np.atleast_1d((drawn <= floor).any(axis=(0, 1)) & (chosen.non_negative is None))
@@ -199,7 +199,7 @@ def require_outputs(
     return wanted
 
 
-def floors(table: TimeTable, non_negative: bool | None) -> np.ndarray:
+def path_floors(table: TimeTable, non_negative: bool | None) -> np.ndarray:
     """Return what no path [D] is below: 0, or nothing; None is 0 where no value is below it."""
     if non_negative is None:
         return np.where(np.nanmin(table.values, axis=0) >= 0, 0.0, -np.inf)

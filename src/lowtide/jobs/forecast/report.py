@@ -128,7 +128,7 @@ _WORDS = {
 }
 
 
-class SeriesFacts(BaseModel):
+class SeriesMethodReport(BaseModel):
     """The ``method`` of a series, and the CRPS of each method on what it was not fitted to."""
 
     method: str
@@ -166,7 +166,7 @@ class ForecastReport(BaseModel):
     intervals: tuple[float, ...] = ()
     seed: int
     methods: dict[str, int] = {}
-    by_series: dict[str, SeriesFacts] = {}
+    by_series: dict[str, SeriesMethodReport] = {}
     held_out: int = 0
     windows: float = 0.0
     against_repeating: float | None = None
@@ -237,7 +237,7 @@ def source_facts(sources: Sequence[TableForecaster], place: int | None) -> dict[
         "paths": first.paths.name,
         "path_energy": first.paths.energy,
     }
-    by_series, methods = dict[int, tuple[str, SeriesFacts]](), Counter[str]()
+    by_series, methods = dict[int, tuple[str, SeriesMethodReport]](), Counter[str]()
     ratios, held = list[float](), list[float]()
     judged: ForecasterChoice | None = None
     for source in sources:
@@ -249,7 +249,7 @@ def source_facts(sources: Sequence[TableForecaster], place: int | None) -> dict[
             name = choice.chosen[one]
             scores = {key: float(found[one]) for key, found in choice.scores.items()}
             known = {key: score for key, score in scores.items() if np.isfinite(score)}
-            facts = SeriesFacts(method=name, scores=known)
+            facts = SeriesMethodReport(method=name, scores=known)
             by_series[whole] = source.table.names[one], facts
             methods[name] += 1
             if choice.held is not None and np.isfinite(choice.held[one]):

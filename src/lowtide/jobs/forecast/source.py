@@ -103,7 +103,7 @@ def _fitted(
     table: TimeTable, places: np.ndarray, model: str, steps: int, paths: str
 ) -> TableForecaster:
     """Fit to series at ``places`` of a whole table, which end together."""
-    table, effects = without_known(table)
+    table, effects = remove_known_effects(table)
     choice = choose_method(table, steps, model, paths=paths)
     end, by = len(table.values), choice.forecaster
     made = _from_end(table, end, by.predict, steps)
@@ -145,7 +145,7 @@ def _from_end(
     return predict(values, np.array([len(values)]), phases)
 
 
-def without_known(
+def remove_known_effects(
     table: TimeTable, steps: int | None = None
 ) -> tuple[TimeTable, KnownEffects | None]:
     """Return the table less the effects of columns that are known ahead, and these.

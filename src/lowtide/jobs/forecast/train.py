@@ -11,9 +11,9 @@ from lowtide.core.errors import InputError
 from lowtide.jobs.forecast.backtest import split_steps
 from lowtide.jobs.forecast.source import fit_forecaster
 from lowtide.jobs.forecast.trained import (
-    TrainedFacts,
+    TrainedForecasterFacts,
     save_parts,
-    standardized,
+    standardized_values,
     without_attention_warnings,
 )
 from lowtide.jobs.train.run import RunOptions, TrainReport, run_training
@@ -28,7 +28,7 @@ from lowtide.training.distributed import ProcessGroup
 from lowtide.training.setup import limited_build
 from lowtide.training.state import collect_file_facts
 from lowtide.training.task import TrainTask, Validator
-from lowtide.training.tasks.forecast_config import ForecastConfig, TableData
+from lowtide.training.tasks.forecast_config import ForecastConfig, TableDataSection
 from lowtide.training.tasks.forecasting import (
     DENOISER,
     NoisyWindows,
@@ -108,7 +108,7 @@ def make_forecast_task(
     return make_windows_task(config, table, _windows(config, table, ridge), processes, save=saver)
 
 
-def reading_options(data: TableData) -> TableOptions:
+def reading_options(data: TableDataSection) -> TableOptions:
     """Return how the table of a configuration is read."""
     named = TableKeywords.__annotations__
     return TableOptions(**{name: getattr(data, name) for name in named})
@@ -150,7 +150,7 @@ def make_windows_task(
 class _Saver:
     """Writer of weights, and with the first of them of all else that a forecast needs."""
 
-    def __init__(self, folder: Path, facts: TrainedFacts, ridge: RidgeForecaster) -> None:
+    def __init__(self, folder: Path, facts: TrainedForecasterFacts, ridge: RidgeForecaster) -> None:
         self._folder, self._facts, self._ridge = folder, facts, ridge
         self._began = False
 
@@ -172,7 +172,7 @@ def _windows(config: ForecastConfig, table: TimeTable, ridge: RidgeForecaster) -
             f"{path}: no window has {look_back:,} steps before it",
             hint="a shorter network.look_back",
         )
-    values = standardized(ridge, table)
+    values = standardized_values(ridge, table)
     return ResidualWindows(path, values, ridge.origins[seen], ridge.residuals[seen], look_back)
 
 
@@ -194,8 +194,8 @@ def _make_denoiser(config: ForecastConfig, table: TimeTable) -> LDM4TSModel:
         )
 
 
-def _facts(config: ForecastConfig, table: TimeTable, steps: int) -> TrainedFacts:
-    return TrainedFacts(
+def _facts(config: ForecastConfig, table: TimeTable, steps: int) -> TrainedForecasterFacts:
+    return TrainedForecasterFacts(
         name=config.name,
         columns=table.names,
         frequency=table.grid.frequency,

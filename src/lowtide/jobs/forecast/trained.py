@@ -36,7 +36,7 @@ _FACTS, _FORECASTER = "models/forecast.json", "models/forecaster.npz"
 _TRAIN_HINT = "lowtide train forecast DATA --horizons 96 makes one in experiments"
 
 
-class TrainedFacts(BaseModel, frozen=True, extra="forbid"):
+class TrainedForecasterFacts(BaseModel, frozen=True, extra="forbid"):
     """What a trained forecaster is of.
 
     ``name`` is that of its run, ``until`` the last stamp that it was trained on. ``phases`` are
@@ -67,7 +67,7 @@ def without_attention_warnings() -> Iterator[None]:
         yield
 
 
-def save_parts(folder: Path, facts: TrainedFacts, ridge: RidgeForecaster) -> None:
+def save_parts(folder: Path, facts: TrainedForecasterFacts, ridge: RidgeForecaster) -> None:
     """Write into a run's ``folder`` what its weights need besides; raises `OutputError`."""
     save_forecaster(folder / _FORECASTER, ridge)
     with atomic_output(folder / _FACTS) as part:
@@ -86,7 +86,7 @@ class TrainedForecaster:
     """
 
     folder: Path
-    facts: TrainedFacts
+    facts: TrainedForecasterFacts
     ridge: RidgeForecaster
     denoiser: LDM4TSModel
 
@@ -236,18 +236,18 @@ class TrainedForecaster:
 
         usual = self.denoiser.config.sampling_steps
         taken = usual if sampling_steps is None else min(sampling_steps, usual)
-        return DiffusionPathSampler(self.denoiser, standardized(self.ridge, table), taken)
+        return DiffusionPathSampler(self.denoiser, standardized_values(self.ridge, table), taken)
 
 
-def standardized(ridge: RidgeForecaster, table: TimeTable) -> np.ndarray:
+def standardized_values(ridge: RidgeForecaster, table: TimeTable) -> np.ndarray:
     """Return a table's values [T, D] in the units of ``ridge``, without NaN, float32."""
     return forward_fill(ridge.scaler.transform(table.values)).astype(np.float32)
 
 
-def _read_facts(path: Path) -> TrainedFacts:
+def _read_facts(path: Path) -> TrainedForecasterFacts:
     require_input(path, ModelError)
     try:
-        return TrainedFacts.model_validate_json(path.read_bytes())
+        return TrainedForecasterFacts.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ModelError(
             f"{path} is damaged, or of another version: {str(error).splitlines()[0]}",

@@ -54,7 +54,7 @@ def ensemble_network(network: RunnableNetwork) -> RunnableNetwork:
 
 
 def _self_ensemble(forward: Forward) -> SelfEnsemble:
-    return SelfEnsemble(as_module(forward)).eval()
+    return SelfEnsemble(network_module(forward)).eval()
 
 
 def network_weight_bytes(network: RunnableNetwork, model: Model) -> int:
@@ -63,15 +63,15 @@ def network_weight_bytes(network: RunnableNetwork, model: Model) -> int:
         # ONNX Runtime repacks the weights and keeps its graph too: up to ten times the file's
         # bytes.
         return max(model.descriptor.weight_bytes, resident_bytes_of(model.another_session))
-    low = weight_bytes(as_module(network.forward))
+    low = weight_bytes(network_module(network.forward))
     if network.make_fp32_forward is None:
         return low
-    return low + weight_bytes(as_module(network.make_fp32_forward()))
+    return low + weight_bytes(network_module(network.make_fp32_forward()))
 
 
 def copy_network(network: RunnableNetwork, device: str) -> RunnableNetwork:
     """Copy ``network`` to ``device``; on the same device the copy shares the weights."""
-    module = as_module(network.forward)
+    module = network_module(network.forward)
     if device == network.device:
         # Modules keep state while they run, so two threads cannot share one.
         return replace(network, forward=_copy_sharing_tensors(module))
@@ -85,10 +85,10 @@ def copy_network(network: RunnableNetwork, device: str) -> RunnableNetwork:
 
 
 def _copy_to(forward: Forward, device: str) -> nn.Module:
-    return copy.deepcopy(as_module(forward)).to(device)
+    return copy.deepcopy(network_module(forward)).to(device)
 
 
-def as_module(forward: Forward) -> nn.Module:
+def network_module(forward: Forward) -> nn.Module:
     """Return the forward of a network that was built here, which is a module."""
     return cast("nn.Module", forward)
 

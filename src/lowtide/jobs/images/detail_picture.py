@@ -30,7 +30,7 @@ _GAP, _HEADER, _FOOTER = 8, 24, 24
 
 
 @dataclass(frozen=True)
-class Detail:
+class DetailRectangle:
     """Rectangle of an image, in pixels."""
 
     top: int
@@ -61,7 +61,7 @@ def require_comparison(
     require_output(path, force=force)
 
 
-class PictureRows:
+class PictureRowReader:
     """Color rows (N, W, C) of a file in 0..1, from the top down as often as needed.
 
     0..1 is the range of the values of ``like``.
@@ -82,7 +82,7 @@ class PictureRows:
             for first in range(0, source.shape[0], _BLOCK):
                 yield adapter.color(source.read(first, first + _BLOCK))
 
-    def cut(self, detail: Detail) -> np.ndarray:
+    def cut(self, detail: DetailRectangle) -> np.ndarray:
         """Return a detail (H, W, C) as float64."""
         kept, first = [], 0
         for rows in self:
@@ -97,7 +97,7 @@ class PictureRows:
         return np.concatenate(kept)
 
 
-def most_detailed(rows: PictureRows) -> Detail:
+def most_detailed_part(rows: PictureRowReader) -> DetailRectangle:
     """Return the part of an image, 480 pixels wide and high or all, with the largest gradients."""
     strips, height, width = [], 0, 0
     for color in rows:
@@ -112,14 +112,14 @@ def most_detailed(rows: PictureRows) -> Detail:
     inside = sums[tall:, wide:] - sums[:-tall, wide:] - sums[tall:, :-wide] + sums[:-tall, :-wide]
     row, column = np.unravel_index(inside.argmax(), inside.shape)
     shown = min(_SIDE, height), min(_SIDE, width)
-    return Detail(
+    return DetailRectangle(
         min(int(row) * _BLOCK, height - shown[0]),
         min(int(column) * _BLOCK, width - shown[1]),
         *shown,
     )
 
 
-def drawn(panels: list[tuple[str, np.ndarray]], note: str) -> Figure:
+def panels_side_by_side(panels: list[tuple[str, np.ndarray]], note: str) -> Figure:
     """Return images (H, W, C) of one size side by side, with titles, and a note below."""
     height, width, _ = panels[0][1].shape
     cell = max(width, 200)  # room for a title
@@ -158,10 +158,10 @@ def draw_enlargement(
         OutputError: The picture cannot be written.
     """
     small, large = (
-        PictureRows(Path(one), Path(image.input), max_pixels, scratch)
+        PictureRowReader(Path(one), Path(image.input), max_pixels, scratch)
         for one in (image.input, image.output)
     )
-    detail = most_detailed(large)
+    detail = most_detailed_part(large)
     panels = [
         (
             f"input, ×{image.out_width / image.width:.4g} by bicubic",
@@ -172,12 +172,12 @@ def draw_enlargement(
     note = (
         f"{Path(image.output).name}: {detail.width}×{detail.height} at {detail.left},{detail.top}"
     )
-    save_figure(drawn(panels, note), path, replace=replace)
+    save_figure(panels_side_by_side(panels, note), path, replace=replace)
 
 
-def _enlarged(small: PictureRows, image: ImageReport, detail: Detail) -> np.ndarray:
+def _enlarged(small: PictureRowReader, image: ImageReport, detail: DetailRectangle) -> np.ndarray:
     """Return a detail (H, W, C) of the input at the size of the result."""
     rows = CubicReads.of(image.height, image.out_height, detail.top, detail.height)
     columns = CubicReads.of(image.width, image.out_width, detail.left, detail.width)
-    part = small.cut(Detail(rows.first, columns.first, rows.count, columns.count))
+    part = small.cut(DetailRectangle(rows.first, columns.first, rows.count, columns.count))
     return columns.along(rows.along(part, 0), 1)

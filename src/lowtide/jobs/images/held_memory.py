@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lowtide.jobs.images.build_network import as_module
+from lowtide.jobs.images.build_network import network_module
 from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter
 from lowtide.memory.oom import HeapLimiter
 from lowtide.memory.plan import Plan
@@ -66,7 +66,7 @@ class RunMemoryLimiter:
         if self._in_layers and network.free_memory is None:
             hooks = [
                 layer.register_forward_pre_hook(lambda *_call: self._before_layer())
-                for layer in _layers(as_module(network.forward))
+                for layer in _layers(network_module(network.forward))
             ]
         try:
             yield

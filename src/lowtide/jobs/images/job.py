@@ -16,7 +16,7 @@ from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.report import JobReport
 from lowtide.jobs.images.accuracy import measure_accuracy
 from lowtide.jobs.images.held_memory import RunMemoryLimiter
-from lowtide.jobs.images.model_costs import timed_in_passing
+from lowtide.jobs.images.model_costs import time_run_of_plan
 from lowtide.jobs.images.plan_in_child import ChildPlanner
 from lowtide.jobs.images.planning import PlannedImage, plan_image
 from lowtide.jobs.images.prepare import import_job_libraries, load_prepared_model
@@ -366,7 +366,7 @@ class ImageJob:
             program = None
             if plan.strategy.name == "streamed":
                 program = prepared.programs.program(*plan.network_size)
-            with held_memory.limited(network), timed_in_passing(prepared.costs, plan):
+            with held_memory.limited(network), time_run_of_plan(prepared.costs, plan):
                 return execute_plan(
                     network,
                     adapter,

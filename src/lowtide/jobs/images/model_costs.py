@@ -23,8 +23,8 @@ from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.probe.measure_costs import (
     known_costs,
     probe_costs,
-    trace_bands,
-    trace_whole,
+    trace_band_costs,
+    trace_whole_costs,
 )
 from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
@@ -85,7 +85,7 @@ class ModelCostFinder:
         def is_known(costs: ModelCosts) -> bool:
             return costs.traced_points[-1].pixels >= math.prod(size)
 
-        return self._traced("whole", trace_whole, size, limit_bytes, is_known)
+        return self._traced("whole", trace_whole_costs, size, limit_bytes, is_known)
 
     def of_bands(self, pixels: int, limit_bytes: int | None) -> ModelCosts | None:
         """Return the costs of bands of an image of ``pixels``, from the cache or traces.
@@ -95,7 +95,7 @@ class ModelCostFinder:
         """
         limit_bytes, up_to = _rounded(limit_bytes), 1 << (pixels - 1).bit_length()
         part = f"bands of {up_to} pixels, {limit_bytes}"
-        return self._traced(part, trace_bands, up_to, limit_bytes, lambda _costs: True)
+        return self._traced(part, trace_band_costs, up_to, limit_bytes, lambda _costs: True)
 
     def _traced(
         self,
@@ -176,7 +176,7 @@ def _shipped() -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def timed_in_passing(costs: ModelCosts, plan: Plan) -> Iterator[None]:
+def time_run_of_plan(costs: ModelCosts, plan: Plan) -> Iterator[None]:
     """Keep how long a run of ``plan`` takes beside what its work was predicted to take.
 
     Only for a model that was not timed before it ran. The longest run of a model counts.

@@ -53,7 +53,7 @@ def set_noise_level(prepared: PreparedModel, sigma: float, parameters: tuple[flo
         denoiser.set_level(sigma, parameters)
 
 
-def bands_of(
+def read_bands(
     source: ImageRowReader, cancel: Cancel = None, pixels: int = _BAND_PIXELS
 ) -> Iterator[tuple[int, Any]]:
     """Yield (first row, rows) of an image, from the top down, of about ``pixels`` each."""
@@ -126,7 +126,7 @@ class NoiseFinder:
         level = NoiseEstimator(facts.info.color_channels, lost=lost)
         with open_picture() as opened:
             adapter = NoisyImageAdapter(opened.info, opened.info.color_channels)
-            bands = bands_of(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
+            bands = read_bands(opened, pixels=_STATISTICS_PIXELS) if by_light else _strips(opened)
             colors = (adapter.visible_color(rows) for _, rows in bands)
             return (self._by_light if by_light else self._gaussian)(colors, level)
 

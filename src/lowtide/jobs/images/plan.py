@@ -28,7 +28,7 @@ from lowtide.memory.plan_file import PlanFile
 from lowtide.memory.prediction.operator_costs import roofline_seconds
 from lowtide.memory.profiles import DeviceProfile, load_profile
 from lowtide.models import ModelDescriptor
-from lowtide.streaming.probe.trace_memory import live_bytes_rows, trace_tile
+from lowtide.streaming.probe.trace_memory import live_bytes_rows, predict_tile_memory
 from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.grid import round_up
 from lowtide.streaming.tiles.tile_step import DTYPES, RunnableNetwork, takes_channels_last
@@ -36,7 +36,7 @@ from lowtide.streaming.tiles.tile_step import DTYPES, RunnableNetwork, takes_cha
 _SIDES = (128, 256, 512, 1024)
 
 
-def prepare_for_profile(
+def load_for_profile(
     settings: ImageSettings,
     profile: DeviceProfile,
     progress: ProgressCallback | None = None,
@@ -91,7 +91,7 @@ def _costs(
     shape = reference.geometry
     points, traced = [], []
     for side in sorted({round_up(max(side, shape.minimum), shape.align) for side in _SIDES}):
-        tile_trace = trace_tile(network, side, side, device=profile)
+        tile_trace = predict_tile_memory(network, side, side, device=profile)
         if tile_trace.trace is None:
             raise ModelError(
                 f"{reference.descriptor.name} cannot be traced, so its memory on {profile.title}"
@@ -186,7 +186,7 @@ def _load_job(
     )
     if profile is not None:
         budget = Budget.for_profile(profile, settings.budget)
-        prepared = prepare_for_profile(settings, profile, progress, check)
+        prepared = load_for_profile(settings, profile, progress, check)
     else:
         (device,) = map(resolve_device, settings.device_names[:1])
         budget = settings.parse_budget(device, settings.scratch or output)

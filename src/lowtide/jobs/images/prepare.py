@@ -35,14 +35,14 @@ from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
 from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.models import Model, ModelDescriptor, bundled_names, load
-from lowtide.models.denoiser.denoiser import denoised_first, set_nominal_level
+from lowtide.models.denoiser.denoiser import prepend_denoiser, set_nominal_level
 from lowtide.models.loaded_model import as_ensemble
 from lowtide.models.model_files import is_onnx
 from lowtide.models.onnx_runtime import load_runtime
 from lowtide.models.spandrel_files import family_names
 from lowtide.streaming.planner.model_facts import ModelGeometry
-from lowtide.streaming.planner.program_cache import StreamPlannerCache, preload_capture
-from lowtide.streaming.planner.tile_candidates import check_overrides
+from lowtide.streaming.planner.program_cache import StreamPlannerCache, import_capture_libraries
+from lowtide.streaming.planner.tile_candidates import require_valid_overrides
 from lowtide.streaming.specialize import require_cuda_graphs
 from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
@@ -113,7 +113,7 @@ def load_prepared_model(
         if settings.self_ensemble:
             descriptor, network = as_ensemble(descriptor), ensemble_network(network)
         loaded = _Loaded(model, descriptor, network, runtime_identity(descriptor))
-        check_overrides(loaded.geometry, settings.overrides)
+        require_valid_overrides(loaded.geometry, settings.overrides)
         if known is not None and not known.hold_for(descriptor.sha256, device, precision):
             known = None
 
@@ -243,19 +243,19 @@ class _Monitor:
 
     def on_probe(self) -> None:
         """Note the resident memory, and load what only probes need."""
-        from lowtide.streaming.probe.trace_memory import preload_tracing
+        from lowtide.streaming.probe.trace_memory import import_tracing_libraries
 
         if self.child is not None:
             self.child.before_computing()
         if self._before_probe is None:
             self._before_probe = self._resident_bytes()
-        self._start_phase("probe", preload_tracing)
+        self._start_phase("probe", import_tracing_libraries)
 
     def on_capture(self) -> None:
         """Load what only captures need."""
         if self.child is not None:
             self.child.before_computing()
-        self._start_phase("capture", preload_capture)
+        self._start_phase("capture", import_capture_libraries)
 
     def extra_bytes(self, device: str, weight_bytes: int, key: str, *, runs_job: bool) -> int:
         """Return the host memory that became resident on the CPU and is not weights."""
@@ -309,7 +309,7 @@ def load_model(settings: ImageSettings) -> Model:
         return model
     denoiser = load(settings.denoiser)
     set_nominal_level(denoiser.module)
-    return denoised_first(denoiser, model)
+    return prepend_denoiser(denoiser, model)
 
 
 def runtime_identity(model: ModelDescriptor) -> str:

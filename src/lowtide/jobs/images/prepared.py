@@ -25,7 +25,7 @@ from lowtide.memory.prediction.calibration import BoundCalibration, RunBounds, R
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
 from lowtide.streaming.planner.program_cache import StreamPlannerCache
-from lowtide.streaming.specialize import SPECIALIZING, preload_compiler, specialize
+from lowtide.streaming.specialize import SPECIALIZING, import_compiler_libraries, specialize_network
 from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 # Share of the budget for rows that wait to be run or written.
@@ -129,10 +129,10 @@ class PreparedModel:
             self.specialized.clear()  # each holds memory while it exists
         else:
             with pipeline.meter.excluding():
-                preload_compiler()
+                import_compiler_libraries()
         started = time.perf_counter()
         try:
-            network = specialize(self.network, shape, as_graph=plan.cuda_graph)
+            network = specialize_network(self.network, shape, as_graph=plan.cuda_graph)
         except ModelError as error:
             if required or plan.cuda_graph:
                 raise
@@ -175,7 +175,7 @@ class PreparedModel:
         )
 
 
-class Pin(BaseModel):
+class PinnedFirstRun(BaseModel):
     """Budget and measurements of a folder's first run, by which a resumed run makes equal files.
 
     Measured costs and free memory differ a little each time; with the pinned ones a resumed file is
@@ -192,7 +192,7 @@ class Pin(BaseModel):
     measured: PlanMeasurements
 
     @classmethod
-    def read(cls, journal: JobJournal | None, versions: dict[str, str]) -> Pin | None:
+    def read(cls, journal: JobJournal | None, versions: dict[str, str]) -> PinnedFirstRun | None:
         """Return the pin of a folder's journal, or None where all has to be measured.
 
         So where no file was made by it: a run that was refused decides nothing about the next.

@@ -15,14 +15,19 @@ from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.jobs.engine.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.engine.journal import open_journal
 from lowtide.jobs.engine.pipeline import JobPipeline
-from lowtide.jobs.engine.report import ProcessMemory, SkippedInput, sidecar_path, versions_used
+from lowtide.jobs.engine.report import (
+    ProcessMemoryReport,
+    SkippedInput,
+    sidecar_path,
+    versions_used,
+)
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.engine.workers import WorkerPool
 from lowtide.jobs.images.build_network import copy_network
 from lowtide.jobs.images.job import ImageJob
 from lowtide.jobs.images.plan_in_child import ChildPlanner
 from lowtide.jobs.images.prepare import load_prepared_model
-from lowtide.jobs.images.prepared import Pin, PreparedModel
+from lowtide.jobs.images.prepared import PinnedFirstRun, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media import ImageFacts
@@ -89,7 +94,9 @@ def run_images(
     # 7. Report: the process as a whole.
     if has_mark:
         peak_bytes = whole_process.peaks()[0]
-        report.process = ProcessMemory(peak_bytes=peak_bytes, library_bytes=meter.baseline_bytes)
+        report.process = ProcessMemoryReport(
+            peak_bytes=peak_bytes, library_bytes=meter.baseline_bytes
+        )
     report.seconds = time.perf_counter() - started
     report_phase(progress, "done")
     return report
@@ -133,12 +140,12 @@ class _ImageRun:
             run = replace(self, settings=settings)
             # 4. Load: the model and its costs, in a resumed folder those of the first run.
             now = versions_used(run.settings.model_name, run.job_type.packages)
-            pin = Pin.read(journal, now)
+            pin = PinnedFirstRun.read(journal, now)
             budget = run.budget(pin)
             share = budget_share(budget, run.devices)
             child = opened.enter_context(run.child(share)) if ChildPlanner.helps(share) else None
             prepared = run.prepare(share, pin, child)
-            Pin.write(journal, now, budget, prepared.measurements)
+            PinnedFirstRun.write(journal, now, budget, prepared.measurements)
             # 5. Record: what is due, and what determines a result's bytes.
             report = run.job_type.report_type(
                 model=prepared.descriptor.to_dict(),
@@ -168,7 +175,7 @@ class _ImageRun:
                 workers.run(run.cancel)
         return report
 
-    def budget(self, pin: Pin | None) -> Budget:
+    def budget(self, pin: PinnedFirstRun | None) -> Budget:
         """Return the budget of the device that has the least, or that of the first run."""
         budget = min(
             (self.settings.parse_budget(one, self.scratch) for one in dict.fromkeys(self.devices)),
@@ -180,7 +187,9 @@ class _ImageRun:
         """Return what plans instead of this process."""
         return ChildPlanner(self.job_type, self.settings, share, self.progress, self.cancel)
 
-    def prepare(self, share: Budget, pin: Pin | None, child: ChildPlanner | None) -> PreparedModel:
+    def prepare(
+        self, share: Budget, pin: PinnedFirstRun | None, child: ChildPlanner | None
+    ) -> PreparedModel:
         """Load the model and get its costs, for the ``share`` of the budget of one device."""
         return load_prepared_model(
             self.settings,

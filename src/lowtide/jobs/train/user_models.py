@@ -20,7 +20,7 @@ from lowtide.core.input_file import expand_home, require_input
 from lowtide.memory.training.meta_build import build_on_meta
 from lowtide.models import ModelDescriptor, load
 from lowtide.models.denoiser.denoiser import set_nominal_level
-from lowtide.models.families import networks
+from lowtide.models.families import network_builders
 from lowtide.models.onnx_model import OnnxModel
 from lowtide.training.setup import make_generator
 
@@ -78,7 +78,7 @@ def load_user_model(what: Any) -> UserModel:
         return UserModel(build_on_meta(what), getattr(what, "__name__", repr(what)))
     if str(what) == "ldm4ts":
         return _ldm4ts()
-    if str(what) in networks("generators"):
+    if str(what) in network_builders("generators"):
         return UserModel(
             build_on_meta(lambda: make_generator({"type": str(what)}, _SCALE, seed=0)), str(what)
         )

@@ -16,7 +16,7 @@ from lowtide.training.distributed import ProcessGroup
 from lowtide.training.setup import load_pretrained, make_discriminator, make_generator
 from lowtide.training.state import collect_file_facts
 from lowtide.training.task import TrainTask, Validator
-from lowtide.training.tasks.sr_config import PairFolders, SrConfig, SrTrainData
+from lowtide.training.tasks.sr_config import PairFoldersSection, SrConfig, SrTrainDataSection
 from lowtide.training.tasks.super_resolution import make_pairs_task
 
 
@@ -88,13 +88,13 @@ def _batches(config: SrConfig, images: TrainImages, processes: ProcessGroup) -> 
     )
 
 
-def _open_images(config: SrConfig, data: PairFolders) -> TrainImages:
+def _open_images(config: SrConfig, data: PairFoldersSection) -> TrainImages:
     """Return paired images, or high-resolution images that are downscaled on the fly."""
     if data.dataroot_lq:
         return PairedImageFolders(
             data.dataroot_gt, data.dataroot_lq, config.scale, filename_tmpl=data.filename_tmpl
         )
-    name = data.degradation if isinstance(data, SrTrainData) else "bicubic"
+    name = data.degradation if isinstance(data, SrTrainDataSection) else "bicubic"
     if name != "bicubic" and config.scale > 4:
         raise UsageError(f"degradation: {name} is for scales up to 4")
     degradation = {"photo": PhotoDegradation(), "real": RealDegradation()}

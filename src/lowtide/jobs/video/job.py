@@ -18,7 +18,7 @@ from lowtide.core.signal import RowSink
 from lowtide.core.units import format_bytes
 from lowtide.jobs.clips.result import ClipResult, ComputedFrame, ContainerWriter, StartReading
 from lowtide.jobs.clips.rows import FrameRowSink, FrameRowSource
-from lowtide.jobs.clips.task import VideoTask, frame_facts, inspect_input, video_task
+from lowtide.jobs.clips.task import VideoTask, frame_facts, video_input_facts, video_task
 from lowtide.jobs.clips.work import SegmentsFolder, VideoSegment, pinned_plan, segments_folder
 from lowtide.jobs.engine.item import ComputedItem, JobItem
 from lowtide.jobs.engine.pipeline import JobPipeline
@@ -124,7 +124,7 @@ class VideoJob(DenoiseFirstJob):
     @classmethod
     def inspect(cls, source: Path, settings: VideoSettings) -> ImageFacts:
         """Return the facts of a frame of an input; raises `VideoError` if it cannot be used."""
-        return frame_facts(inspect_input(source, settings))
+        return frame_facts(video_input_facts(source, settings))
 
     @classmethod
     def target_size(

@@ -29,7 +29,7 @@ from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, SegmentsFolder, VideoSegmen
 from lowtide.media.discover import DiscoveredFiles, FilePair, MediaKind
 from lowtide.media.video.frame_pattern import FRAME_SUFFIXES, FramePattern
 from lowtide.media.video.frame_sequence import FrameSequenceFacts, read_frame
-from lowtide.media.video.frame_writing import upright, write_frame
+from lowtide.media.video.frame_writing import upright_planes, write_frame
 from lowtide.media.video.video_containers import CONTAINERS
 
 VIDEOS = MediaKind(
@@ -169,7 +169,7 @@ class PictureWriter(SegmentWriter):
         facts, name = self.task.facts, self._pattern.name(self.task.number(frame.index))
         path = self.work.folder / name
         icc = facts.icc if isinstance(facts, FrameSequenceFacts) else None
-        write_frame(path, upright(frame.planes, facts.rotation, facts.mirrored), icc)
+        write_frame(path, upright_planes(frame.planes, facts.rotation, facts.mirrored), icc)
         self._written[name] = file_sha256(path)
 
     def end_segment(self, segment: VideoSegment) -> Path:

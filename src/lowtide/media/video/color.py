@@ -124,7 +124,7 @@ class PlaneBuilder:
         if across == 1:
             return wide
         outside = np.array([-2, -1, format.width, format.width + 1])
-        inside = mirrored(outside, right, format.width)
+        inside = mirror_places(outside, right, format.width)
         wide[..., outside + border] = wide[..., inside + border]
         first_tap = BORDER + FILTERS[right][0]
         return downsample_by_two(wide[..., first_tap:], 2, right, format.plane_shapes[1][1])
@@ -155,7 +155,7 @@ class PlaneBuilder:
             self._kept = chroma
             return chroma[:, :0]
         places = np.arange(2 * self._chroma_next + above, 2 * (done - 1) + above + len(weights))
-        places = mirrored(places, below, format.height) - self._kept_from
+        places = mirror_places(places, below, format.height) - self._kept_from
         made = downsample_by_two(chroma.take(places, 1), 1, below, done - self._chroma_next)
         # A mirrored border asks for rows further up than the next chroma row does.
         keep = max(self._kept_from, 2 * done + above - 2)
@@ -288,7 +288,7 @@ def downsample_by_two(samples: np.ndarray, axis: int, offset: float, count: int)
     return out
 
 
-def mirrored(places: np.ndarray, offset: float, length: int) -> np.ndarray:
+def mirror_places(places: np.ndarray, offset: float, length: int) -> np.ndarray:
     """Return places in a picture for those outside, so that `upsample_by_two` is undone there.
 
     A chroma sample that lies on the first or last sample is mirrored about that, others about the

@@ -45,7 +45,7 @@ def pixel_format_for_images(
     return held, [] if isinstance(facts, FrameSequenceFacts) else _unsaid(facts)
 
 
-def upright(planes: Sequence[np.ndarray], rotation: int, mirrored: bool) -> list[np.ndarray]:
+def upright_planes(planes: Sequence[np.ndarray], rotation: int, mirrored: bool) -> list[np.ndarray]:
     """Return planes (H, W) as players show them.
 
     Args:

@@ -26,11 +26,11 @@ from lowtide.media.video.packet_times import (
     StreamTally,
     TimeMapping,
     frame_rate,
-    merged,
+    merge_packets,
 )
 from lowtide.media.video.stream_copier import StreamCopier, is_pause
 from lowtide.media.video.video_containers import muxer_options
-from lowtide.media.video.video_encoder import picture_packets, read_order
+from lowtide.media.video.video_encoder import picture_packets, segment_packet_order
 from lowtide.media.video.video_facts import display_matrix
 
 # MP4 says in ticks of the whole file when a stream begins; more a second than this are refused by
@@ -64,7 +64,7 @@ class JoinedFile:
 
 
 @dataclass(frozen=True)
-class NewPicture:
+class OutputPictureStream:
     """The picture stream of an output.
 
     Attributes:
@@ -130,7 +130,7 @@ def join_segments(
         InputError: The source's other streams cannot be read to their end.
     """
     av = load_av()
-    picture = NewPicture(
+    picture = OutputPictureStream(
         segments, stamps, time_base, last_duration, pixel_aspect, rotation, mirrored
     )
     try:
@@ -148,13 +148,13 @@ def join_segments(
 class _Muxer:
     """One output while it is written."""
 
-    def __init__(self, plan: OutputStreamsPlan, picture: NewPicture, cut: bool) -> None:
+    def __init__(self, plan: OutputStreamsPlan, picture: OutputPictureStream, cut: bool) -> None:
         self.plan, self.picture, self.cut = plan, picture, cut
         self.window = _window(plan, picture, cut)
 
     def write(self, target: Path, after_frame: Callable[[], object] | None) -> JoinedFile:
         av, picture, plan = load_av(), self.picture, self.plan
-        order = read_order(picture.segments, len(picture.stamps))
+        order = segment_packet_order(picture.segments, len(picture.stamps))
         with ExitStack() as stack:
             sources = [
                 (part, window, stack.enter_context(open_media_file(part.source)))
@@ -175,7 +175,7 @@ class _Muxer:
             for copier in copiers:
                 copier.add(output)
             others = [copier.packets() for copier in copiers]
-            for packet in merged(self._placed(packets, shown, after_frame), *others):
+            for packet in merge_packets(self._placed(packets, shown, after_frame), *others):
                 output.mux_one(packet)
         return JoinedFile(
             target,
@@ -236,7 +236,7 @@ class _Muxer:
         return shown
 
 
-def _window(plan: OutputStreamsPlan, picture: NewPicture, cut: bool) -> TimeMapping:
+def _window(plan: OutputStreamsPlan, picture: OutputPictureStream, cut: bool) -> TimeMapping:
     begin = int(picture.stamps[0]) * picture.time_base
     if not cut:
         # No picture is shown before 0: players leave such frames out.

@@ -173,7 +173,7 @@ def packet_time(packet: Any) -> Fraction:
     return (stamp or 0) * packet.time_base
 
 
-def merged(*streams: Iterator[Any]) -> Iterator[Any]:
+def merge_packets(*streams: Iterator[Any]) -> Iterator[Any]:
     """Packets of all, the one decoded earlier first: muxers hold those that wait in memory."""
     return heapq.merge(*streams, key=_decoded)
 

@@ -40,7 +40,7 @@ _NAMES = {
 }
 
 
-class Crop(NamedTuple):
+class PictureCrop(NamedTuple):
     """Columns and rows of a decoded frame that players leave out, since its file says so."""
 
     left: int = 0
@@ -53,10 +53,10 @@ class Crop(NamedTuple):
         return ", ".join(f"{count} {side}" for count, side in sides if count)
 
 
-NO_CROP = Crop()
+NO_CROP = PictureCrop()
 
 
-def crop_of(container: InputContainer, stream: VideoStream) -> Crop:
+def crop_of(container: InputContainer, stream: VideoStream) -> PictureCrop:
     """Return what a container says is left out of a stream's pictures.
 
     FFmpeg's decoders do not apply it, and Python sees it in FFmpeg's description of the file only.
@@ -72,11 +72,11 @@ def crop_of(container: InputContainer, stream: VideoStream) -> Crop:
         if found := _FIND_STREAM.match(line):
             here = int(found[1]) == stream.index
         elif here and (found := _FIND_CROP.match(line)):
-            return Crop(*map(int, found.groups()))
+            return PictureCrop(*map(int, found.groups()))
     return NO_CROP
 
 
-def cropped_format(format: PictureFormat, crop: Crop) -> PictureFormat:
+def cropped_format(format: PictureFormat, crop: PictureCrop) -> PictureFormat:
     """Return the format of what a crop leaves; raises `VideoError` where it cannot be cut out."""
     if crop == NO_CROP:
         return format
@@ -95,7 +95,7 @@ def cropped_format(format: PictureFormat, crop: Crop) -> PictureFormat:
 
 
 def cropped_planes(
-    planes: Sequence[np.ndarray], shown: PictureFormat, crop: Crop
+    planes: Sequence[np.ndarray], shown: PictureFormat, crop: PictureCrop
 ) -> list[np.ndarray]:
     """Return what a crop leaves of planes, as views; ``shown`` is its format."""
     steps = [(1, 1), shown.chroma_step, shown.chroma_step]
@@ -142,7 +142,7 @@ class Hdr10Light:
         return f"G({green})B({blue})R({red})WP({white})L({luminance})"
 
 
-def side_data(frame: av.VideoFrame) -> Any:
+def frame_side_data(frame: av.VideoFrame) -> Any:
     """Return a decoded frame's side data; none where there is a kind that PyAV does not know."""
     try:
         return frame.side_data
@@ -152,7 +152,7 @@ def side_data(frame: av.VideoFrame) -> Any:
 
 def light_of(frame: av.VideoFrame) -> Hdr10Light | None:
     """Return the HDR10 data of a decoded frame, or None if it has none."""
-    data = side_data(frame)
+    data = frame_side_data(frame)
     display = data.get("MASTERING_DISPLAY_METADATA")
     content = data.get("CONTENT_LIGHT_LEVEL")
     light = Hdr10Light(

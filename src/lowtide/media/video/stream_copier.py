@@ -264,7 +264,7 @@ def is_pause(packet: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Cue:
+class SubtitleCue:
     """Text shown from stamp ``begin`` to before ``end``, with ASS's marks of style."""
 
     begin: int
@@ -279,22 +279,22 @@ class CueTimeline:
     """
 
     def __init__(self) -> None:
-        self._shown: list[Cue] = []
+        self._shown: list[SubtitleCue] = []
         self._at = 0
 
-    def add(self, cue: Cue) -> Iterator[Cue]:
+    def add(self, cue: SubtitleCue) -> Iterator[SubtitleCue]:
         """Cues that end by the beginning of ``cue``, which begins no earlier than the last one."""
         yield from self.flush(cue.begin)
         self._shown.append(cue)
         self._at = cue.begin
 
-    def flush(self, limit: int | None = None) -> Iterator[Cue]:
+    def flush(self, limit: int | None = None) -> Iterator[SubtitleCue]:
         """Cues up to stamp ``limit``, or all."""
         while self._shown and (limit is None or self._at < limit):
             ends = [cue.end for cue in self._shown]
             stop = min(ends if limit is None else [*ends, limit])
             if stop > self._at:
-                yield Cue(self._at, stop, "\\N".join(cue.text for cue in self._shown))
+                yield SubtitleCue(self._at, stop, "\\N".join(cue.text for cue in self._shown))
             self._at = stop
             self._shown = [cue for cue in self._shown if cue.end > stop]
 
@@ -328,7 +328,7 @@ class SubtitleConverter:
         lines = [line for line in lines if not _DRAWING.search(line)]
         if not any(lines):
             return
-        cue = Cue(packet.pts, packet.pts + (packet.duration or 0), "\\N".join(lines))
+        cue = SubtitleCue(packet.pts, packet.pts + (packet.duration or 0), "\\N".join(lines))
         cues = [cue] if self._timeline is None else self._timeline.add(cue)
         yield from map(self._packet, cues)
 
@@ -337,7 +337,7 @@ class SubtitleConverter:
         if self._timeline is not None:
             yield from map(self._packet, self._timeline.flush())
 
-    def _packet(self, cue: Cue) -> Any:
+    def _packet(self, cue: SubtitleCue) -> Any:
         from av.subtitles.subtitle import SubtitleSet
 
         event = f"0,0,Default,,0,0,0,,{cue.text}".encode()

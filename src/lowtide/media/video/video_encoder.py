@@ -83,7 +83,7 @@ class VideoSegmentEncoder:
             )
             self._stream = cast("av.video.stream.VideoStream", stream)
             self._describe(pixel_aspect)
-            with scheduling_kept(), _quiet_svt():
+            with keep_scheduling(), _quiet_svt():
                 self._container.start_encoding()
 
     def write(self, planes: Sequence[np.ndarray], pts: int) -> None:
@@ -217,7 +217,7 @@ def thread_scheduling() -> dict[int, Scheduling]:
 
 
 @contextlib.contextmanager
-def scheduling_kept() -> Iterator[None]:
+def keep_scheduling() -> Iterator[None]:
     """Give threads the scheduling back that they had before, and new ones that of this thread.
 
     SVT-AV1 makes its own threads and the one that opens it real-time where it may: those of a
@@ -235,7 +235,7 @@ def scheduling_kept() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class SegmentOrder:
+class SegmentPacketOrder:
     """Order in which a run's frames are stored.
 
     Attributes:
@@ -255,7 +255,7 @@ def segment_suffix(codec: str) -> str:
     return ".mov" if codec == "prores" else ".mp4"
 
 
-def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
+def segment_packet_order(segments: Sequence[Path], due: int) -> SegmentPacketOrder:
     """Order of the packets of segments that follow each other and hold ``due`` frames.
 
     The stamps of a segment say only which frame comes first: its container may have rounded them.
@@ -285,7 +285,7 @@ def read_order(segments: Sequence[Path], due: int) -> SegmentOrder:
         raise OutputError(f"{due} frames were due, and {count} are in the encoded segments")
     rank = np.concatenate(ranks)
     delay = int(np.max(np.arange(count) - rank, initial=0))
-    return SegmentOrder(rank, delay)
+    return SegmentPacketOrder(rank, delay)
 
 
 def decoding_stamps(stamps: np.ndarray, delay: int) -> np.ndarray:
@@ -300,7 +300,7 @@ def decoding_stamps(stamps: np.ndarray, delay: int) -> np.ndarray:
 
 def picture_packets(
     segments: Sequence[Path],
-    order: SegmentOrder,
+    order: SegmentPacketOrder,
     stamps: np.ndarray,
     durations: np.ndarray,
     time_base: Fraction,

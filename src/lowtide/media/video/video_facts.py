@@ -30,12 +30,12 @@ from lowtide.media.video.opened_video import (
 from lowtide.media.video.picture_format import PictureFormat, picture_format_of
 from lowtide.media.video.side_data import (
     NO_CROP,
-    Crop,
     Hdr10Light,
+    PictureCrop,
     crop_of,
     cropped_format,
+    frame_side_data,
     light_of,
-    side_data,
 )
 from lowtide.media.video.video_packets import checked_stamps, decode_stamps, read_packets
 
@@ -97,7 +97,7 @@ class VideoFacts:
     ordered: bool
     damage: str | None
     notes: tuple[str, ...]
-    crop: Crop = NO_CROP
+    crop: PictureCrop = NO_CROP
     has_alpha: bool = False
     deinterlaces: bool = False
 
@@ -247,7 +247,7 @@ def _require_no_dolby_vision(path: Path, frame: VideoFrame, tag: str) -> None:
 
     Not for every frame: side data and its frame hold each other, until the garbage collector comes.
     """
-    sides = cast("list[Any]", side_data(frame).keys())
+    sides = cast("list[Any]", frame_side_data(frame).keys())
     dolby = {"DOVI_METADATA", "DOVI_RPU_BUFFER"} & {one.type.name for one in sides}
     if dolby or tag in _DOLBY_TAGS:
         raise VideoError(
@@ -290,7 +290,7 @@ def chroma_location(stream: VideoStream, packet: av.Packet) -> int:
 
 def is_mirrored(frame: VideoFrame) -> bool:
     """Whether players mirror a decoded frame, which its ``rotation`` does not say."""
-    data = side_data(frame).get("DISPLAYMATRIX")
+    data = frame_side_data(frame).get("DISPLAYMATRIX")
     if data is None:
         return False
     (a, b, _), (c, d, _), _ = np.frombuffer(bytes(data), np.int32).reshape(3, 3).tolist()

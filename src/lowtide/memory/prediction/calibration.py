@@ -78,7 +78,7 @@ class BoundCalibration(BaseModel):
 NO_MARGIN = BoundCalibration(share=0.0, fixed_bytes=0, count=0, coverage=1.0)
 
 
-def calibrate(
+def calibrate_bound(
     residuals: Sequence[PredictionResidual],
     coverage: float = _COVERAGE,
     parts: Sequence[int] = _FIXED_CANDIDATES,
@@ -218,4 +218,4 @@ class PredictionResidualStore:
     def calibration(self) -> BoundCalibration | None:
         """Calibrate on these runs; None while there are fewer than 40."""
         residuals = self.read()
-        return calibrate(residuals) if len(residuals) >= _MIN_RUNS else None
+        return calibrate_bound(residuals) if len(residuals) >= _MIN_RUNS else None

@@ -22,12 +22,12 @@ from lowtide.memory.prediction.calibration import BoundCalibration
 from lowtide.memory.prediction.operator_costs import (
     MAX_WORKSPACE_RATIO_LOW_PRECISION,
     Call,
-    all_tensors,
+    convolution_rows,
+    convolution_with_rows,
     is_foreign,
     operand_bytes,
+    operand_tensors,
     operator_signature,
-    row_count,
-    with_rows,
     workspace_bound,
 )
 from lowtide.memory.prediction.result import (
@@ -104,7 +104,11 @@ class CpuWorkspaceMeter:
             operands = operand_bytes(call)
             if not _is_safe(call):
                 return self._bound(call, result_bytes, UNSAFE)
-            if operands > _SCALE_ABOVE and call[0] in _SCALABLE and row_count(call) > _MIN_ROWS:
+            if (
+                operands > _SCALE_ABOVE
+                and call[0] in _SCALABLE
+                and convolution_rows(call) > _MIN_ROWS
+            ):
                 known = self._extrapolated(call)
             elif operands + result_bytes > self.limit_bytes:
                 return self._bound(call, result_bytes, TOO_LARGE)
@@ -120,12 +124,12 @@ class CpuWorkspaceMeter:
 
     def _extrapolated(self, call: Call) -> int:
         share = _SCALED_BYTES / operand_bytes(call)
-        few = max(_MIN_ROWS // 4, math.ceil(row_count(call) * share))
+        few = max(_MIN_ROWS // 4, math.ceil(convolution_rows(call) * share))
         (low, low_bytes), (high, high_bytes) = (
-            (rows, measure_operator(with_rows(call, rows))) for rows in (few, 2 * few)
+            (rows, measure_operator(convolution_with_rows(call, rows))) for rows in (few, 2 * few)
         )
         slope = (high_bytes - low_bytes) / (high - low)
-        return math.ceil(high_bytes + slope * (row_count(call) - high))
+        return math.ceil(high_bytes + slope * (convolution_rows(call) - high))
 
 
 # In addition to `torch.Tag.core`: they copy integer elements, or read only their shape.
@@ -149,7 +153,7 @@ def _is_safe(call: Call) -> bool:
         return True
     if function is RNN_LAYER_BACKWARD:
         return call[1][-1].shape != (0,)  # beyond the end of an empty workspace it would read
-    values = {facts.dtype for facts in all_tensors(call)} - {torch.bool}
+    values = {facts.dtype for facts in operand_tensors(call)} - {torch.bool}
     return all(kind.is_floating_point or kind.is_complex for kind in values) or (
         function.overloadpacket.__name__ in _COPY_OPERATORS
     )

@@ -26,11 +26,11 @@ from lowtide.memory.prediction.calibration import BoundCalibration
 from lowtide.memory.prediction.cpu import materialize_call
 from lowtide.memory.prediction.operator_costs import (
     Call,
+    convolution_rows,
+    convolution_with_rows,
     operand_bytes,
     operator_signature,
     receptive_rows,
-    row_count,
-    with_rows,
 )
 from lowtide.memory.prediction.result import PredictedMemory, live_tensor_rows, margin_row
 from lowtide.memory.profiles import DeviceProfile
@@ -227,14 +227,16 @@ class CudaWorkspaceMeter:
         A large convolution is not run: its workspace is extrapolated linearly in the rows, from
         measurements at two heights, on top of the constant part of its weights.
         """
-        rows, least = row_count(call), receptive_rows(call)
+        rows, least = convolution_rows(call), receptive_rows(call)
         most = max(least, _MAX_MEASURED_BYTES * rows // max(1, operand_bytes(call) + result_bytes))
         if rows <= most:
             return self._measured(call)
         # Powers of two, so that bands of all heights share their measurements.
         high = max(least, 1 << most.bit_length() - 1)
         low = max(least, high // 2)
-        low_bytes, high_bytes = (self._measured(with_rows(call, some)) for some in (low, high))
+        low_bytes, high_bytes = (
+            self._measured(convolution_with_rows(call, some)) for some in (low, high)
+        )
         if low == high:
             return math.ceil(high_bytes * rows / high)
         return max(

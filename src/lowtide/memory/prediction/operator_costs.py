@@ -48,7 +48,7 @@ def needs_no_workspace(call: Call) -> bool:
 
     True for elementwise operators on tensors of one type.
     """
-    types = {facts.dtype for facts in all_tensors(call) if facts.shape}
+    types = {facts.dtype for facts in operand_tensors(call) if facts.shape}
     return torch.Tag.pointwise in call[0].tags and len(types) <= 1
 
 
@@ -59,7 +59,7 @@ def largest_workspace_ratio(call: Call) -> int:
     """
     if is_foreign(call):
         return _MAX_WORKSPACE_RATIO_FOREIGN
-    low = any(facts.dtype in (torch.bfloat16, torch.float16) for facts in all_tensors(call))
+    low = any(facts.dtype in (torch.bfloat16, torch.float16) for facts in operand_tensors(call))
     ratio = MAX_WORKSPACE_RATIO_LOW_PRECISION if low else _MAX_WORKSPACE_RATIO
     if call[0] is torch.ops.aten.convolution.default:
         sizes = call[1][1].shape[2:]
@@ -75,7 +75,7 @@ def is_foreign(call: Call) -> bool:
 
 def operand_bytes(call: Call) -> int:
     """Return the bytes of an operator's tensor arguments."""
-    return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in all_tensors(call))
+    return sum(math.prod(facts.shape) * facts.dtype.itemsize for facts in operand_tensors(call))
 
 
 def operator_signature(call: Call) -> str:
@@ -85,7 +85,7 @@ def operator_signature(call: Call) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def all_tensors(call: Call) -> list[TensorFacts]:
+def operand_tensors(call: Call) -> list[TensorFacts]:
     """Return the `TensorFacts` of every tensor among an operator's arguments."""
     found: list[TensorFacts] = []
 
@@ -131,7 +131,7 @@ def _convolution(call: Call) -> _Convolution:
     return _Convolution(False, args[1], args[2], args[4:])
 
 
-def row_count(call: Call) -> int:
+def convolution_rows(call: Call) -> int:
     """Return the height of a convolution's image, forward or backward."""
     return _convolution(call).image.shape[2]
 
@@ -141,7 +141,7 @@ def receptive_rows(call: Call) -> int:
     return _convolution(call).receptive_rows
 
 
-def with_rows(call: Call, rows: int) -> Call:
+def convolution_with_rows(call: Call, rows: int) -> Call:
     """Return the same convolution (or its backward) on an image of ``rows`` rows."""
     function, args, keywords = call
     convolution = _convolution(call)

@@ -6,8 +6,8 @@ PyTorch; `lowtide.memory.profiles.simulated_device` does.
 
 from lowtide.memory.profiles.profile import (
     DeviceProfile,
+    LibraryWorkspaces,
     Precision,
-    Workspaces,
     find_profile,
     load_profile,
     local_profile,
@@ -16,8 +16,8 @@ from lowtide.memory.profiles.profile import (
 
 __all__ = [
     "DeviceProfile",
+    "LibraryWorkspaces",
     "Precision",
-    "Workspaces",
     "find_profile",
     "load_profile",
     "local_profile",

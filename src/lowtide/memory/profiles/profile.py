@@ -17,7 +17,7 @@ from lowtide.memory.process_memory import total_host_bytes
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
-class Workspaces(BaseModel):
+class LibraryWorkspaces(BaseModel):
     """Workspace that libraries take through PyTorch's CUDA allocator.
 
     ``cublas_bytes`` and ``cublaslt_bytes`` are per handle and stream. A convolution's workspace is
@@ -83,7 +83,7 @@ class DeviceProfile(BaseModel):
     context_bytes: int = Field(ge=0)
     context_upper_bytes: int = Field(ge=0)
     desktop_bytes: int = Field(ge=0)
-    workspaces: Workspaces
+    workspaces: LibraryWorkspaces
     bandwidth_bytes_per_s: int = Field(gt=0)
     flops: dict[Precision, int]
     pcie_bytes_per_s: int | None = Field(default=None, gt=0)

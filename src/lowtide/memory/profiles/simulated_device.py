@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from lowtide.attention.patch import cast_as_autocast, with_globals
+from lowtide.attention.patch import cast_as_autocast, copy_with_globals
 from lowtide.attention.sdpa_rules import AttentionPath, promotes_three_dimensions, sdpa_kernel_for
 from lowtide.attention.spec import AttentionSpec, describe_call
 from lowtide.memory.profiles.attention_kernels import run_fake_attention
@@ -175,7 +175,7 @@ class _SimulatedAttention(TorchFunctionMode):
         super().__init__()
         self._profile, self._log = profile, log
         self._wrappers = {
-            carrier: with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
+            carrier: copy_with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
         }
 
     def __torch_function__(

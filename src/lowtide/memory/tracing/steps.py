@@ -21,7 +21,7 @@ Optimizer = Literal["adamw", "adamw-foreach", "adamw-fused", "sgd", "sgd-momentu
 OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 
 
-class Observer(Protocol):
+class StepObserver(Protocol):
     """Protocol of a step's observer: a tracer, a measured region, or nothing, as this one."""
 
     def mark(self, phase: str) -> None:
@@ -31,7 +31,7 @@ class Observer(Protocol):
         """Assign a kind (weights, inputs, ...) to tensors of any shape."""
 
 
-class NullStepObserver(Observer):
+class NullStepObserver(StepObserver):
     """Observer that records nothing."""
 
 
@@ -49,11 +49,11 @@ class InferenceStep:
 
     training = False
 
-    def prepare(self, model: nn.Module) -> Callable[[Observer], None]:
+    def prepare(self, model: nn.Module) -> Callable[[StepObserver], None]:
         """Return the call as a closure that can run any number of times."""
         model.eval()
 
-        def run(observer: Observer) -> None:
+        def run(observer: StepObserver) -> None:
             observer.mark("inference")
             with torch.inference_mode(), _autocast(self.autocast):
                 model(*self.inputs, **self.keywords)
@@ -86,7 +86,7 @@ class TrainingStep:
 
     training = True
 
-    def prepare(self, model: nn.Module) -> Callable[[Observer], None]:
+    def prepare(self, model: nn.Module) -> Callable[[StepObserver], None]:
         """Return one step as a closure.
 
         The optimizer's state exists already, as from the second step of a run on.
@@ -101,7 +101,7 @@ class TrainingStep:
         init_optimizer_state(optimizer, weights)
         average = [weight.detach().clone() for weight in weights] if self.ema else []
 
-        def run(observer: Observer) -> None:
+        def run(observer: StepObserver) -> None:
             observer.label([*optimizer_state(optimizer), *average], "optimizer")
             for _ in range(self.accumulate):
                 self._forward_backward(model, observer)
@@ -118,7 +118,7 @@ class TrainingStep:
 
         return run
 
-    def _forward_backward(self, model: nn.Module, observer: Observer) -> None:
+    def _forward_backward(self, model: nn.Module, observer: StepObserver) -> None:
         observer.mark("forward")
         with checkpointed(model, self.checkpointing):
             with _autocast(self.autocast):
@@ -157,7 +157,7 @@ class TraceableStep(Protocol):
         """Keyword arguments of the model."""
         ...
 
-    def prepare(self, model: Any) -> Callable[[Observer], None]:
+    def prepare(self, model: Any) -> Callable[[StepObserver], None]:
         """Return the step on ``model`` as a closure that can run any number of times."""
         ...
 

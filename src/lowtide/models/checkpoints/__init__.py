@@ -21,7 +21,7 @@ from lowtide.models.checkpoints.containers import (
     PICKLE,
     ZIP,
     LegacyCheckpoint,
-    UnacceptedError,
+    UnacceptedFileError,
     ZipCheckpoint,
 )
 from lowtide.models.checkpoints.pickle_objects import (
@@ -78,7 +78,7 @@ def read_state_dict(path: Path) -> dict[str, Any]:
             " which could run code when it is loaded: it was refused",
             hint="get this model as .safetensors, which cannot contain code",
         ) from error
-    except UnacceptedError as error:
+    except UnacceptedFileError as error:
         raise ModelError(f"{path} {error}, and was refused", hint=error.hint) from error
     except _DAMAGE as error:
         raise ModelError(

@@ -47,7 +47,7 @@ _LITERALS = """
 """.split()
 
 
-class UnacceptedError(ValueError):
+class UnacceptedFileError(ValueError):
     """Error for a kind of file that is not loaded; ``hint`` names the alternative."""
 
     def __init__(self, message: str, hint: str) -> None:
@@ -58,7 +58,7 @@ class UnacceptedError(ValueError):
 class ZipCheckpoint:
     """Reader of the zip format of torch.save; ``content`` is the pickled object.
 
-    Raises `DamagedCheckpointError`, `UnacceptedError`, `ForbiddenNameError` and what zipfile
+    Raises `DamagedCheckpointError`, `UnacceptedFileError`, `ForbiddenNameError` and what zipfile
     raises.
     """
 
@@ -159,12 +159,12 @@ def _filled(file: Any, size: int) -> Tensor:
 def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
     """Raise unless records are as torch.save writes them: stored, not overlapping."""
     if any(record.filename.endswith("constants.pkl") for record in records):
-        raise UnacceptedError(
+        raise UnacceptedFileError(
             "is TorchScript, which is a program", "save the state_dict of its model as .safetensors"
         )
     for record in records:
         if record.compress_type != zipfile.ZIP_STORED:
-            raise UnacceptedError(
+            raise UnacceptedFileError(
                 f"has compressed records ({record.filename[:80]!r}), which torch.save never writes",
                 "if you trust it, load it with torch.load and save it with torch.save",
             )
@@ -177,11 +177,11 @@ def _require_stored(records: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _require_no_tar(file: BinaryIO) -> None:
-    """Raise `UnacceptedError` for a tar archive, whose first block also fits a pickle."""
+    """Raise `UnacceptedFileError` for a tar archive, whose first block also fits a pickle."""
     block = file.read(512)
     file.seek(0)
     if block[257:262] == b"ustar":
-        raise UnacceptedError(
+        raise UnacceptedFileError(
             "is a tar archive, PyTorch's format before version 0.1.10",
             "if you trust it, load it with torch.load and save it with torch.save",
         )

@@ -125,7 +125,7 @@ def modulation_at(
     require_sigma(sigma)
     if parameters is None:
         _, parameters = network_terms(GaussianNoise(std=sigma), unet.config)
-    check_level(unet.config, sigma, parameters)
+    require_denoiser_level(unet.config, sigma, parameters)
     given = torch.tensor([_SPAN * sigma], device=unet.film.weight.device)
     more = given.new_tensor([list(parameters)]) if parameters else None
     return unet.modulation(given, more)
@@ -136,12 +136,14 @@ def pixel_terms(config: SlimUNetConfig, sigma: float) -> tuple[tuple[float, floa
 
     The image is in 0..1, and the clean one is the sum of what went past and what came out.
     """
-    shrunk, kept, made = preconditioning(config.prediction, _SPAN * sigma)
+    shrunk, kept, made = preconditioning_terms(config.prediction, _SPAN * sigma)
     # x = 2 image - 1 on the way in, and the inverse on the way out.
     return (2 * shrunk, -shrunk), (kept, (1 - kept) / 2), (made / 2, 0.0)
 
 
-def check_level(config: DenoiserConfig, sigma: float, parameters: Sequence[float]) -> None:
+def require_denoiser_level(
+    config: DenoiserConfig, sigma: float, parameters: Sequence[float]
+) -> None:
     """Raise `UsageError` for a level, or parameters of the noise, that a network cannot be given.
 
     ``sigma`` is of values in 0..1.
@@ -156,7 +158,7 @@ def check_level(config: DenoiserConfig, sigma: float, parameters: Sequence[float
         raise UsageError(f"noise parameters have to be finite, not {list(parameters)}")
 
 
-def preconditioning(prediction: Prediction, sigma: float | Tensor) -> tuple[Any, Any, Any]:
+def preconditioning_terms(prediction: Prediction, sigma: float | Tensor) -> tuple[Any, Any, Any]:
     """Return the terms (a, b, c) of x₀ = b·y + c·F(a·y), for data of unit variance.
 
     y is x₀ plus noise of standard deviation ``sigma``, and a·y is the state of a process that
@@ -206,7 +208,7 @@ class DenoiserThenNetwork(nn.Module):
         return self.network(self.denoiser(image).clamp(0, 1))
 
 
-def denoised_first(denoiser: Model, model: Model) -> Model:
+def prepend_denoiser(denoiser: Model, model: Model) -> Model:
     """Return ``model`` of what ``denoiser`` makes of an image, as one model.
 
     Raises:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowtide.models.denoiser.config import LEVELS, FiniteDenoiserConfig
-from lowtide.models.denoiser.denoiser import LeveledDenoiser, check_level
+from lowtide.models.denoiser.denoiser import LeveledDenoiser, require_denoiser_level
 
 _MIDDLE, _GAIN = 0.5, 4.0  # of the picture's values, and of levels, on their way in
 _FIRST_STEP = 0.1  # of the residual steps, untrained
@@ -52,7 +52,7 @@ class FiniteDenoiser(LeveledDenoiser):
             UsageError: A value is not a finite number, or there are not six.
         """
         parameters = self.config.white_parameters if parameters is None else parameters
-        check_level(self.config, sigma, parameters)
+        require_denoiser_level(self.config, sigma, parameters)
         levels = self.levels.new_tensor(list(parameters)) * sigma
         self.levels.copy_(levels[None, :, None, None])
         self.strongest.copy_(levels.max())

@@ -78,7 +78,7 @@ class GaussianNoise(NoiseModel):
     def sample(self, clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Return a noisy image of a clean one (..., H, W)."""
         clean = np.asarray(clean, np.float32)
-        return clean + np.float32(self.std) * normal(random, clean.shape)
+        return clean + np.float32(self.std) * standard_normal(random, clean.shape)
 
     def sigma(self, value: np.ndarray | float) -> np.ndarray:
         """Return the standard deviation at clean values."""
@@ -100,7 +100,7 @@ class PoissonGaussianNoise(NoiseModel):
     def sample(self, clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Return a noisy image of a clean one (..., H, W); shot noise takes x < 0 for 0."""
         noisy = shot_noise(np.asarray(clean, np.float32), self.a, random)
-        return noisy + np.float32(self.b) * normal(random, noisy.shape)
+        return noisy + np.float32(self.b) * standard_normal(random, noisy.shape)
 
     def sigma(self, value: np.ndarray | float) -> np.ndarray:
         """Return the standard deviation at clean values."""
@@ -109,7 +109,7 @@ class PoissonGaussianNoise(NoiseModel):
     @property
     def noise_parameters(self) -> tuple[float, ...]:
         """Share of shot noise in the variance at 0.5, 0 without noise."""
-        return (share(self.a * MID_GRAY, self.b**2),)
+        return (share_of_sum(self.a * MID_GRAY, self.b**2),)
 
 
 class RicianNoise(NoiseModel):
@@ -122,7 +122,7 @@ class RicianNoise(NoiseModel):
     def sample(self, clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Return noisy magnitudes of clean ones (..., H, W); never below 0."""
         clean = np.asarray(clean, np.float32)
-        real, imaginary = np.float32(self.std) * normal(random, (2, *clean.shape))
+        real, imaginary = np.float32(self.std) * standard_normal(random, (2, *clean.shape))
         return np.hypot(clean + real, imaginary)
 
     def mean(self, value: np.ndarray | float) -> np.ndarray:
@@ -148,7 +148,7 @@ class RicianNoise(NoiseModel):
         return self.std
 
 
-def normal(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def standard_normal(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Return standard normal numbers, float32."""
     return random.standard_normal(shape, np.float32)
 
@@ -164,7 +164,7 @@ def shot_noise(clean: np.ndarray, gain: float, random: np.random.Generator) -> n
     return (random.poisson(expected) * gain).astype(np.float32)
 
 
-def share(part: float, rest: float) -> float:
+def share_of_sum(part: float, rest: float) -> float:
     """Return the share of ``part`` in the sum with ``rest``, 0 where both are."""
     return part / (part + rest) if part > 0 else 0.0
 

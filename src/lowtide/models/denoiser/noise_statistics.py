@@ -51,11 +51,11 @@ def noise_response(values: np.ndarray) -> np.ndarray:
 
 def second_difference(values: np.ndarray, axis: int) -> np.ndarray:
     """Return first - 2 · middle + last of each three neighbors along ``axis``."""
-    first, middle, last = neighbors(values, axis)
+    first, middle, last = neighbor_views(values, axis)
     return first - 2 * middle + last
 
 
-def neighbors(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def neighbor_views(values: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return views of all but two along ``axis``: from the first, second and third place on."""
     size = values.shape[axis] - 2
     at = [slice(None)] * values.ndim
@@ -95,7 +95,7 @@ def _bin_of(values: np.ndarray) -> np.ndarray:
     return np.minimum(np.sqrt(values.clip(0, 1)) * _BINS, _BINS - 1).astype(np.int64)
 
 
-class PairStatistics:
+class PairVarianceStatistics:
     """Variance of noisy images about clean ones, by clean value."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ def _box_means(plane: np.ndarray, side: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class NeighborNoise:
+class NeighborNoiseEstimate:
     """Standard deviation of the Rician noise of a volume in data units, with its error."""
 
     std: float
@@ -250,7 +250,7 @@ class NeighborNoise:
     voxels: int
 
 
-class NeighborStatistics:
+class NeighborNoiseEstimator:
     """Voxels of one volume with those of its neighbors, every ``stride``-th of the foreground."""
 
     def __init__(self, threshold: float, stride: int) -> None:
@@ -278,7 +278,7 @@ class NeighborStatistics:
         self._inputs.append(around[used])
         self._targets.append(own[used])
 
-    def result(self) -> NeighborNoise | None:
+    def result(self) -> NeighborNoiseEstimate | None:
         """Return the noise, or None where fewer than 10 voxels a weight are foreground."""
         if not self._inputs:
             return None
@@ -295,7 +295,7 @@ class NeighborStatistics:
         spread = float(np.median(residual)) / NORMAL_MEDIAN
         spread /= math.sqrt(1 + _squared_norm(weights))
         std = _rician_std(spread, predicted[:, 1, 1])
-        return NeighborNoise(std, std * _MEDIAN_ERROR / math.sqrt(voxels), voxels)
+        return NeighborNoiseEstimate(std, std * _MEDIAN_ERROR / math.sqrt(voxels), voxels)
 
 
 def _windows(image: np.ndarray, side: int) -> np.ndarray:

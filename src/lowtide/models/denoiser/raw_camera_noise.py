@@ -16,9 +16,9 @@ from lowtide.models.denoiser.noise_models import (
     NoiseModel,
     NotNegative,
     Positive,
-    normal,
-    share,
+    share_of_sum,
     shot_noise,
+    standard_normal,
 )
 
 # Tukey's lambda whose distribution is closest to the normal one.
@@ -72,13 +72,13 @@ class RawCameraNoise(NoiseModel):
         clean = np.asarray(clean, np.float32)
         levels = shot_noise(clean * np.float32(self._range), self.gain, random)
         if self.tukey_lambda is None:
-            levels += np.float32(self.read) * normal(random, clean.shape)
+            levels += np.float32(self.read) * standard_normal(random, clean.shape)
         else:
             # Never 0 or 1, where the quantile is infinite.
             chances = (random.integers(0, 1 << 32, clean.shape) + 0.5) / (1 << 32)
             read = self.read * tukey_quantile(chances, self.tukey_lambda)
             levels += (read / tukey_deviation(self.tukey_lambda)).astype(np.float32)
-        levels += np.float32(self.row) * normal(random, (*clean.shape[:-1], 1))
+        levels += np.float32(self.row) * standard_normal(random, (*clean.shape[:-1], 1))
         levels = np.rint(levels + np.float32(self.black)).clip(0, self.white)
         return ((levels - self.black) / self._range).astype(np.float32)
 
@@ -93,7 +93,7 @@ class RawCameraNoise(NoiseModel):
         shot, row = self.gain * self._range * MID_GRAY, self.row**2
         shape = NORMAL_LAMBDA if self.tukey_lambda is None else self.tukey_lambda
         dark = self._dark_variance
-        return share(shot, dark), share(row, dark - row), shape
+        return share_of_sum(shot, dark), share_of_sum(row, dark - row), shape
 
     @property
     def _range(self) -> float:
@@ -120,7 +120,7 @@ def tukey_deviation(shape: float) -> float:
 
 
 @dataclass(frozen=True)
-class ReadNoise:
+class ReadNoiseEstimate:
     """Standard deviations of read and row noise in levels, with standard errors.
 
     ``tukey_lambda`` is None where normal noise fits as well. ``too_fine`` says that read noise is
@@ -136,7 +136,7 @@ class ReadNoise:
     too_fine: bool
 
 
-class DarkStatistics:
+class DarkFrameStatistics:
     """Running statistics of pairs of dark planes; a fixed pattern cancels in each pair."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class DarkStatistics:
         self._rows.append(float(offsets.var(ddof=1)) - total / width)
         self._rests.append(rest[:: 1 + rest.size // _MOST].astype(np.float32))
 
-    def result(self) -> ReadNoise:
+    def result(self) -> ReadNoiseEstimate:
         """Return read and row noise of all pairs."""
         count, (height, width) = len(self._totals), self._shape
         total, row_variance = float(np.mean(self._totals)), float(np.mean(self._rows))
@@ -177,7 +177,7 @@ class DarkStatistics:
             if too_fine
             else fit_tukey_lambda(np.concatenate(self._rests, dtype=np.float64))
         )
-        return ReadNoise(
+        return ReadNoiseEstimate(
             read,
             row,
             _root_error(read, total_error),

@@ -190,14 +190,14 @@ def _background(values: np.ndarray, counts: np.ndarray, threshold: float) -> flo
 
 
 @dataclass(frozen=True)
-class SliceNoise:
+class SliceNoiseEstimate:
     """Standard deviations of the noise, None where no voxel tells it."""
 
     foreground: float | None
     background: float | None
 
 
-class SliceNoiseStatistics:
+class SliceNoiseEstimator:
     """Running estimate of the noise of one volume whose range is known.
 
     Both levels are in data units. In the foreground a filter removes what is smooth
@@ -236,13 +236,13 @@ class SliceNoiseStatistics:
         outside = finite & (zeros <= _MOST_ZEROS) & (means < self._range.background * 2 / 3)
         self._magnitudes.add(values[1:-1, 1:-1][outside])
 
-    def result(self) -> SliceNoise:
+    def result(self) -> SliceNoiseEstimate:
         """Return what the slices tell."""
         foreground = self._foreground()
         background = self._background()
         if foreground is not None and background is not None:
             background = background if background <= _MOST_ABOVE * foreground else None
-        return SliceNoise(foreground, background)
+        return SliceNoiseEstimate(foreground, background)
 
     def _foreground(self) -> float | None:
         if not self._responses.count:

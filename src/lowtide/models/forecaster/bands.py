@@ -102,7 +102,7 @@ def crps(errors: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return np.where(judged > 0, windows.sum(axis=0) / np.maximum(judged, 1), np.nan)
 
 
-def occurred(residuals: np.ndarray, windows: float) -> np.ndarray:
+def standardized_errors(residuals: np.ndarray, windows: float) -> np.ndarray:
     """Return errors [n, H, D] in units of their scale, around 0 and without NaN, as float32.
 
     They are widened as those of a Student distribution of as many independent ``windows`` are.
@@ -118,7 +118,7 @@ def student_widening(windows: float) -> float:
     return float(stdtrit(max(windows, 2.0), 0.975)) / _QUANTILE
 
 
-def made_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndarray:
+def student_paths(first: np.ndarray, growth: np.ndarray, windows: float) -> np.ndarray:
     """Return paths [N, H, D] of errors in units of their scale, each step's a Student distribution.
 
     Args:

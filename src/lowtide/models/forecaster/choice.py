@@ -12,9 +12,9 @@ from lowtide.models.forecaster.bands import (
     ENOUGH_WINDOWS,
     crps,
     error_scale,
-    made_paths,
-    occurred,
     share_held,
+    standardized_errors,
+    student_paths,
 )
 from lowtide.models.forecaster.forecaster import RidgeForecaster, independent_windows, require_size
 from lowtide.models.forecaster.methods import (
@@ -29,7 +29,7 @@ from lowtide.models.forecaster.methods import (
     HeldOutErrors,
     fit_methods,
     held_out_errors,
-    left_out,
+    reason_left_out,
     repeated_errors,
 )
 from lowtide.models.forecaster.paths import (
@@ -143,7 +143,7 @@ def _choose(model: str, history: SeriesHistory, horizon: int, paths: str) -> For
     fitted = fit_methods(names, history, horizon)
     if not fitted:
         steps = len(history.values)
-        why = left_out(model, history) or f"{steps:,} rows are too few"
+        why = reason_left_out(model, history) or f"{steps:,} rows are too few"
         raise InputError(f"{model} cannot forecast {horizon:,} steps: {why}", hint="--model auto")
     held = held_out_errors(history, horizon, list(fitted))
     none = np.empty((0, horizon, history.values.shape[1]))
@@ -225,7 +225,7 @@ def _score(errors: np.ndarray) -> np.ndarray:
 
 
 def _reasons(history: SeriesHistory) -> tuple[str, ...]:
-    found = [(name, left_out(name, history)) for name in SIMPLE]
+    found = [(name, reason_left_out(name, history)) for name in SIMPLE]
     return tuple(f"{name} is left out: {reason}" for name, reason in found if reason)
 
 
@@ -310,13 +310,13 @@ def _paths(
     """Return paths and their sampler: errors that occurred if they are enough, else made ones."""
     if held.windows < ENOUGH_WINDOWS:
         growth = np.where(np.isfinite(growth), growth, 1.0)
-        residuals = made_paths(errors[:, 0], growth, held.windows)
+        residuals = student_paths(errors[:, 0], growth, held.windows)
         name = _USUAL_PATHS if name == AUTO_PATHS else name
         return residuals, PathChoice(name, PATHS[name](residuals))
     # Windows that all targets are known of.
     whole = np.flatnonzero(held.origins <= held.origins[-1] + 1 - len(scale))
     whole = whole[:: -(-len(whole) // _MOST_PATHS)]
     residuals = fill_residuals(errors[whole] / scale).astype(float)
-    residuals = occurred(residuals, held.windows)
+    residuals = standardized_errors(residuals, held.windows)
     scales = np.broadcast_to(scale, residuals.shape)
     return residuals, choose_paths(name, residuals, scales, held.origins[whole])

@@ -18,7 +18,7 @@ from lowtide.models.forecaster.paths import StandardScaler
 from lowtide.models.forecaster.ridge import (
     RidgeConfig,
     fit_ridge,
-    held_out,
+    held_out_means,
     ridge_configs,
     ridge_forecasts,
 )
@@ -98,12 +98,17 @@ def _fit(history: SeriesHistory, horizon: int, configs: list[RidgeConfig]) -> Di
     values = forward_fill(scaler.transform(history.values))
     fits = [fit_ridge(values, seen, config, horizon) for config in configs]
     matrices = tuple(one.matrix for one in fits)
-    return measured(
-        scaler, matrices, values, seen, lambda origins: held_out(values, origins, fits), longest
+    return with_held_out_deviation(
+        scaler,
+        matrices,
+        values,
+        seen,
+        lambda origins: held_out_means(values, origins, fits),
+        longest,
     )
 
 
-def measured(
+def with_held_out_deviation(
     scaler: StandardScaler,
     matrices: tuple[np.ndarray, ...],
     values: np.ndarray,
@@ -149,7 +154,7 @@ def fit_dlinear(history: SeriesHistory, horizon: int) -> DirectMethod | None:
     # enough to train on.
     trained = origins[: max(1, len(origins) - held - horizon)]
     matrix = _train(values, seen, trained, length, horizon)
-    return measured(
+    return with_held_out_deviation(
         scaler,
         (matrix,),
         values,

@@ -15,7 +15,12 @@ import numpy as np
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import InputError, ModelError
 from lowtide.core.input_file import require_input
-from lowtide.models.forecaster.bands import ErrorStdEstimator, crps, occurred, volatility_features
+from lowtide.models.forecaster.bands import (
+    ErrorStdEstimator,
+    crps,
+    standardized_errors,
+    volatility_features,
+)
 from lowtide.models.forecaster.paths import (
     AUTO_PATHS,
     PATHS,
@@ -31,7 +36,7 @@ from lowtide.models.forecaster.ridge import (
     RidgeConfig,
     RidgeFit,
     fit_ridge,
-    held_out,
+    held_out_means,
     ridge_configs,
     ridge_forecasts,
 )
@@ -146,7 +151,7 @@ class RidgeForecaster:
         fits = [fit_ridge(standardized, known, config, horizon) for config in configs]
         verified = _verified_errors(standardized, known, fits, block)
         seen = target_windows(known, origins, horizon)
-        errors = target_windows(standardized, origins, horizon) - held_out(
+        errors = target_windows(standardized, origins, horizon) - held_out_means(
             standardized, origins, fits
         )
         errors[~seen] = np.nan
@@ -165,7 +170,7 @@ class RidgeForecaster:
         complete = _complete(residuals)
         residuals = fill_residuals(residuals[complete])
         windows = independent_windows(steps, horizon, season)
-        residuals = occurred(residuals, windows)
+        residuals = standardized_errors(residuals, windows)
         late = origins >= steps - (steps - first) // FOLDS
         return cls(
             horizon=horizon,
@@ -269,7 +274,7 @@ def _verified_errors(
     origins = np.arange(longest, len(values) - block + 1)
     verified = np.empty_like(values)
     for _, part in numbered_chunks(origins, block * values.shape[1], _PART_NUMBERS):
-        ahead = held_out(values, part, fits, block)
+        ahead = held_out_means(values, part, fits, block)
         verified[part + block - 1] = _mean_errors(values, known, part, ahead)
     verified[: longest + block - 1] = verified[longest + block - 1]
     return verified

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowtide.models.forecaster.direct import fit_dlinear, fit_four_ridges, fit_plain_ridge
 from lowtide.models.forecaster.simple import SeasonalNaive, fit_ets, fit_theta
-from lowtide.models.forecaster.windows import FittedMethod, Grouped, MeanMethod, SeriesHistory
+from lowtide.models.forecaster.windows import FittedMethod, GroupedMethod, MeanMethod, SeriesHistory
 
 AUTO, NAIVE, ETS, THETA, MEAN = "auto", "naive", "ets", "theta", "mean"
 PLAIN, RIDGE, DLINEAR = "plain-ridge", "ridge", "dlinear"
@@ -40,7 +40,7 @@ _FEWEST_ROWS = 7
 _MOST_NUMBERS, _FEWEST_ORIGINS = 1 << 22, 8
 
 
-def left_out(name: str, history: SeriesHistory) -> str | None:
+def reason_left_out(name: str, history: SeriesHistory) -> str | None:
     """Return why ``name`` is not fitted to a history of any length like this one; None if it is."""
     steps = len(history.values)
     if name in (ETS, THETA, MEAN) and steps > MOST_ROWS:
@@ -54,15 +54,15 @@ def fit_method(name: str, history: SeriesHistory, horizon: int) -> FittedMethod 
     """Fit the method called ``name``; None where the history has too few rows for it."""
     if name == MEAN:
         parts = [fit_method(one, history, horizon) for one in SIMPLE]
-        return mean_of([one for one in parts if one is not None])
-    if left_out(name, history) is not None:
+        return mean_method([one for one in parts if one is not None])
+    if reason_left_out(name, history) is not None:
         return None
     if name in _OF_ALL:
         return _OF_ALL[name](history, horizon)
     return _grouped(_OF_ONE[name], history, horizon)
 
 
-def mean_of(parts: list[FittedMethod]) -> FittedMethod | None:
+def mean_method(parts: list[FittedMethod]) -> FittedMethod | None:
     """Return the mean of methods; None of a single one, which it would only repeat."""
     return MeanMethod(tuple(parts)) if len(parts) > 1 else None
 
@@ -78,7 +78,7 @@ def _grouped(
         fitted = fit(history.filled[start:, columns], history.season, horizon)
         if fitted is not None:
             parts.append((columns, start, fitted))
-    return Grouped((horizon, len(first)), tuple(parts)) if parts else None
+    return GroupedMethod((horizon, len(first)), tuple(parts)) if parts else None
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def fit_methods(names: list[str], history: SeriesHistory, horizon: int) -> dict[
     wanted = [*own, *(one for one in SIMPLE if MEAN in names and one not in own)]
     found = {name: fit_method(name, history, horizon) for name in wanted}
     if MEAN in names:
-        found[MEAN] = mean_of([one for name in SIMPLE if (one := found[name]) is not None])
+        found[MEAN] = mean_method([one for name in SIMPLE if (one := found[name]) is not None])
     return {name: one for name in names if (one := found.get(name)) is not None}
 
 

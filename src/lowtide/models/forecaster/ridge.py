@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.models.forecaster.windows import (
-    apply_to_differences,
+    forecast_differences,
     interpolate,
     look_backs,
     numbered_chunks,
@@ -85,7 +85,7 @@ class RidgeMoments:
         return np.linalg.solve(self.gram + ridge, self.cross)
 
 
-def moments(
+def ridge_moments(
     values: np.ndarray,
     known: np.ndarray,
     aims: np.ndarray,
@@ -127,7 +127,7 @@ def ridge_forecasts(values: np.ndarray, origins: np.ndarray, matrix: np.ndarray)
     A forecast is bit-identical whatever others are computed with it.
     """
     length, horizon = matrix.shape
-    return apply_to_differences(values, origins, length, horizon, lambda past: past @ matrix)
+    return forecast_differences(values, origins, length, horizon, lambda past: past @ matrix)
 
 
 def choose_penalty(
@@ -188,13 +188,13 @@ def fit_ridge(values: np.ndarray, known: np.ndarray, config: RidgeConfig, horizo
     origins = np.arange(config.look_back, len(values) - horizon + 1)
     stretches = np.array_split(origins, FOLDS)
     aims = interpolate(values, known)
-    inside = [moments(values, known, aims, stretch, config, horizon) for stretch in stretches]
+    inside = [ridge_moments(values, known, aims, stretch, config, horizon) for stretch in stretches]
     everything = functools.reduce(operator.add, inside)
     outside = []
     for stretch, own in zip(stretches, inside, strict=True):
         before = (origins > stretch[0] - horizon) & (origins < stretch[0])
         after = (origins > stretch[-1]) & (origins < stretch[-1] + horizon)
-        near = moments(values, known, aims, origins[before | after], config, horizon)
+        near = ridge_moments(values, known, aims, origins[before | after], config, horizon)
         outside.append(everything - own - near)
     penalty = choose_penalty(values, known, list(zip(stretches, outside, strict=True)))
     folds = tuple(
@@ -204,7 +204,7 @@ def fit_ridge(values: np.ndarray, known: np.ndarray, config: RidgeConfig, horizo
     return RidgeFit(config, penalty, everything.solve(penalty), folds)
 
 
-def held_out(
+def held_out_means(
     values: np.ndarray, origins: np.ndarray, fits: list[RidgeFit], steps: int | None = None
 ) -> np.ndarray:
     """Return the mean [n, H, D] of the held-out forecasts of several ridges.

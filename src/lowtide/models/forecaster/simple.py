@@ -50,7 +50,7 @@ class SmoothingMethod:
     """
 
     horizon: int
-    seasonal: Seasonal
+    seasonal: SeasonalIndices
     logs: np.ndarray
     level: np.ndarray
     slope: np.ndarray
@@ -112,7 +112,7 @@ def fit_theta(values: np.ndarray, season: int, horizon: int) -> SmoothingMethod 
     """Fit Theta to ``values`` [T, D] without NaN; None where they are too few."""
     if len(values) < _FEWEST:
         return None
-    seasonal = Seasonal.fit(values, season)
+    seasonal = SeasonalIndices.fit(values, season)
     zeros, ones = np.zeros(values.shape[1]), np.ones(values.shape[1])
     logs, adjusted = seasonal.relative, seasonal.remove(values)
     adjusted = np.where(logs, np.log(np.where(logs, adjusted, 1.0)), adjusted)
@@ -129,7 +129,7 @@ def fit_ets(values: np.ndarray, season: int, horizon: int) -> SmoothingMethod | 
     """Fit ETS to ``values`` [T, D] without NaN; None where they are too few."""
     if len(values) < _FEWEST:
         return None
-    seasonal = Seasonal.fit(values, season)
+    seasonal = SeasonalIndices.fit(values, season)
     adjusted = seasonal.remove(values).T
     found = [_fit_one(*one) for one in zip(adjusted, seasonal.relative, strict=True)]
     level, slope, alpha, beta, phi = np.array(found).T
@@ -163,7 +163,7 @@ def _fit_one(series: np.ndarray, relative: bool) -> tuple[float, float, float, f
 
 
 @dataclass(frozen=True)
-class Seasonal:
+class SeasonalIndices:
     """Seasonal indices of D series.
 
     Attributes:
@@ -176,7 +176,7 @@ class Seasonal:
     relative: np.ndarray
 
     @classmethod
-    def fit(cls, values: np.ndarray, season: int) -> Seasonal:
+    def fit(cls, values: np.ndarray, season: int) -> SeasonalIndices:
         """Fit to ``values`` [T, D] without NaN."""
         relative = values.min(axis=0) > _LEAST_SHARE * np.abs(values.mean(axis=0))
         none = np.where(relative, 1.0, np.zeros((season, values.shape[1])))

@@ -47,7 +47,7 @@ def numbered_chunks(
         yield start, origins[start : start + size]
 
 
-def apply_to_differences(
+def forecast_differences(
     values: np.ndarray,
     origins: np.ndarray,
     look_back: int,
@@ -159,7 +159,7 @@ class FittedMethod(Protocol):
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupedMethod:
     """A method fitted to variables that begin together, group by group; NaN for those without.
 
     Attributes:

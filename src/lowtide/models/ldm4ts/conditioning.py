@@ -144,14 +144,14 @@ def view_images(series: Tensor, period: int, size: tuple[int, int]) -> Tensor:
     recurrence plots.
     """
     views = (
-        segmentation(series, period, size),
+        segmentation_image(series, period, size),
         gramian_angular_field(series, size),
         recurrence_plot(series, size),
     )
     return torch.cat(views, dim=1)
 
 
-def segmentation(series: Tensor, period: int, size: tuple[int, int]) -> Tensor:
+def segmentation_image(series: Tensor, period: int, size: tuple[int, int]) -> Tensor:
     """Return ``series`` [B, L, D] folded: a row of the image is a period, the last one ends it.
 
     A first row that is not full repeats the first value. Values are those of the series.

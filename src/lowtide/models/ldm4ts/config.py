@@ -12,7 +12,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.input_file import exists, require_input
 from lowtide.core.option import MOST_SEED
-from lowtide.models.lowtide_files import ARCHITECTURE, misfit, read_tensors, write_tensors
+from lowtide.models.lowtide_files import ARCHITECTURE, first_misfit, read_tensors, write_tensors
 from lowtide.models.model_files import first_problem, parse_json
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def read_model(path: Path) -> tuple[LDM4TSConfig, dict[str, Tensor]]:
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     """Load the tensors that `read_model` returned; raises `ModelError` where they do not fit."""
-    if (wrong := misfit(model, state)) is not None:
+    if (wrong := first_misfit(model, state)) is not None:
         raise ModelError(f"the tensors in {path} do not fit its configuration: {wrong}")
     model.load_state_dict(state)
 

@@ -106,7 +106,7 @@ class MagicUpsample(nn.Module):
         return self.merge(torch.cat([self.soften(self.enlarge(x)), skip], 1))
 
 
-class Bottleneck(nn.Module):
+class MUNetBottleneck(nn.Module):
     """Two convolutions at the smallest size and a residual window attention."""
 
     def __init__(self, channels: int, config: MUNetConfig) -> None:
@@ -148,7 +148,7 @@ class MUNet(nn.Module):
             spectral_norm_conv(3, features, 3, bias=True), nn.LeakyReLU(slope)
         )
         self.down = nn.ModuleList(Downsample(given, made, slope) for given, made in pairwise(sizes))
-        self.middle = Bottleneck(sizes[-1], config)
+        self.middle = MUNetBottleneck(sizes[-1], config)
         self.up = nn.ModuleList(
             MagicUpsample(given, beside, beside, slope)
             for given, beside in zip(sizes[:0:-1], sizes[-2::-1], strict=True)

@@ -27,11 +27,11 @@ class _Part(nn.Module):
         self, given: Tensor, state: Sequence[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the result of a slice and the state after it; ``state`` is None at first."""
-        cache = FrameCache(state)
+        cache = CausalFrameCache(state)
         return self(given, cache), cache.after
 
 
-class Encoder(_Part):
+class VideoVAEEncoder(_Part):
     """Frames to the mean and log variance of latents.
 
     The first slice of a clip is 4n + 1 frames, a later one is 4n.
@@ -56,7 +56,7 @@ class Encoder(_Part):
         self.conv_norm_out = FrameGroupNorm(groups, widths[-1])
         self.conv_out = CausalConv3d(widths[-1], 2 * config.latent_channels, 3)
 
-    def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, frames: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return (B, 2 C, n, H / 8, W / 8) of frames (B, 3, T, H, W) in -1..1."""
         hidden = self.conv_in(frames, cache)
         for block in self.down_blocks:
@@ -65,7 +65,7 @@ class Encoder(_Part):
         return self.conv_out(F.silu(self.conv_norm_out(hidden)), cache)
 
 
-class Decoder(_Part):
+class VideoVAEDecoder(_Part):
     """Latents to frames: 4n - 3 of the n latents of a clip's first slice, 4n of a later one."""
 
     def __init__(self, config: VideoVAEConfig) -> None:
@@ -87,7 +87,7 @@ class Decoder(_Part):
         self.conv_norm_out = FrameGroupNorm(groups, widths[-1])
         self.conv_out = CausalConv3d(widths[-1], _COLORS, 3)
 
-    def forward(self, latents: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, latents: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return frames (B, 3, T, 8 h, 8 w), about -1..1, of latents (B, C, n, h, w)."""
         hidden = self.mid_block(self.conv_in(latents, cache), cache)
         for block in self.up_blocks:
@@ -120,7 +120,7 @@ class ResnetBlock(nn.Module):
         changes = in_channels != out_channels
         self.conv_shortcut = nn.Conv3d(in_channels, out_channels, 1) if changes else None
 
-    def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, frames: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return frames of the same size, (B, out_channels, T, H, W)."""
         hidden = self.conv1(F.silu(self.norm1(frames)), cache)
         hidden = self.conv2(F.silu(self.norm2(hidden)), cache)
@@ -156,7 +156,7 @@ class MidBlock(nn.Module):
         self.resnets = nn.ModuleList(ResnetBlock(channels, channels, groups) for _ in range(2))
         self.attentions = nn.ModuleList([FrameAttention(channels, groups)])
 
-    def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, frames: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return frames of the same shape, (B, C, T, H, W)."""
         frames = self.attentions[0](self.resnets[0](frames, cache))
         return self.resnets[1](frames, cache)
@@ -170,7 +170,7 @@ class FrameDownsample(nn.Module):
         kernel, stride = (3, 2) if halves_time else (1, 1)
         self.conv = CausalConv3d(channels, channels, (kernel, 3, 3), (stride, 2, 2))
 
-    def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, frames: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return (B, C, T', H / 2, W / 2); of time, the first frame is left alone."""
         return self.conv(frames, cache)
 
@@ -190,7 +190,7 @@ class FrameUpsample(nn.Module):
             self.upscale_conv.weight.copy_(same.reshape_as(self.upscale_conv.weight))
         self.conv = CausalConv3d(channels, channels, 3)
 
-    def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, frames: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return (B, C, T', 2 H, 2 W); the first frame of a clip makes one frame."""
         batch, channels, count, height, width = frames.shape
         down, across, along = self._factors
@@ -215,7 +215,7 @@ class _Level(nn.Module):
             for at in range(layers)
         )
 
-    def forward(self, frames: Tensor, cache: FrameCache) -> Tensor:
+    def forward(self, frames: Tensor, cache: CausalFrameCache) -> Tensor:
         """Return frames (B, out_channels, T', H', W'), of the next level if there is one."""
         for block in (one for blocks in self.children() for one in blocks.children()):
             frames = block(frames, cache)
@@ -252,7 +252,7 @@ class UpBlock(_Level):
         self.upsamplers = nn.ModuleList([] if upsample is None else [upsample])
 
 
-class FrameCache:
+class CausalFrameCache:
     """Frames that the convolutions of one pass take from the slice before and leave for the next.
 
     They are in the order of the calls, which every slice makes alike.
@@ -305,7 +305,7 @@ class CausalConv3d(nn.Conv3d):
         self._pads_end = halves
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, frames: Tensor, cache: FrameCache
+        self, frames: Tensor, cache: CausalFrameCache
     ) -> Tensor:
         """Convolve a slice of a clip."""
         kernel, stride = self.kernel_size[0], self.stride[0]

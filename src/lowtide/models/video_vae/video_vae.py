@@ -21,13 +21,13 @@ from lowtide.core.philox import philox_generator
 from lowtide.models.lowtide_files import (
     ARCHITECTURE,
     CONFIG,
-    misfit,
+    first_misfit,
     read_metadata,
     read_tensors,
     write_tensors,
 )
 from lowtide.models.video_vae.config import CLASS_NAME, SPACE, TIME, VideoVAEConfig
-from lowtide.models.video_vae.encoder_decoder import Decoder, Encoder
+from lowtide.models.video_vae.encoder_decoder import VideoVAEDecoder, VideoVAEEncoder
 
 _PURPOSE = 0x766165  # "vae", in the keys of generators
 # exp of half of these are deviations from 3e-7 to 2e4, as other implementations clip them.
@@ -59,7 +59,7 @@ class VideoVAE(nn.Module):
     def __init__(self, config: VideoVAEConfig | None = None) -> None:
         super().__init__()
         self.config = config or VideoVAEConfig()
-        self.encoder, self.decoder = Encoder(self.config), Decoder(self.config)
+        self.encoder, self.decoder = VideoVAEEncoder(self.config), VideoVAEDecoder(self.config)
         self.use_slicing = True
 
     @classmethod
@@ -277,7 +277,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
 
     Raises `ModelError` where they do not fit.
     """
-    if (wrong := misfit(model, state)) is not None:
+    if (wrong := first_misfit(model, state)) is not None:
         flat = not any(one.dim() == 5 for one in state.values())
         raise ModelError(
             f"the tensors in {path} do not fit: {wrong}",

@@ -20,7 +20,7 @@ import numpy as np
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import ProgramSegment
 from lowtide.streaming.rules.rule import Reduction, RowAxis, RowOp
-from lowtide.streaming.spans import Span, Spans, align_outward, difference, union_spans
+from lowtide.streaming.spans import Span, Spans, align_outward, subtract_spans, union_spans
 
 
 @dataclass
@@ -148,7 +148,7 @@ class _BandScheduler:
             rows = self._program.rows[index]
             computed = self._computed.get(index, [])
             aligned = align_outward(requested, rows.grain, rows.size)
-            new = difference(aligned, computed)
+            new = subtract_spans(aligned, computed)
             if not new:
                 continue
             band.computed[index] = new

@@ -231,7 +231,7 @@ def _overlap_bytes(
 _Place = tuple[int, int]
 
 
-def unroll(chunks: Sequence[StreamProgram], *, keep_state: bool) -> StreamProgram:
+def unroll_chunks(chunks: Sequence[StreamProgram], *, keep_state: bool) -> StreamProgram:
     """Return one program for several chunks, each of which takes the state of the one before.
 
     The first input of each program is its chunk, the others are the state; its first result is that

@@ -20,7 +20,7 @@ Placement = Literal["memory", "host", "disk"]
 PagePlacement = Placement | Literal["auto"]
 
 
-def check_pages(requested: str) -> None:
+def require_page_placement(requested: str) -> None:
     """Raise `UsageError` for pages that are none of `PagePlacement`."""
     known = "auto", *get_args(Placement)
     if requested not in known:

@@ -14,7 +14,7 @@ from lowtide.streaming.capture.graph import GraphNode, OperatorGraph
 from lowtide.streaming.rules import RULES, LoweringContext
 from lowtide.streaming.rules.fuse_unfold import fuse_unfold
 from lowtide.streaming.rules.fuse_upsample_conv import fuse_upsample_convs, upsample_conv2d
-from lowtide.streaming.rules.pointwise import is_pointwise, pointwise
+from lowtide.streaming.rules.pointwise import is_pointwise, lower_pointwise
 from lowtide.streaming.rules.rule import (
     Reduction,
     RowAxis,
@@ -236,6 +236,6 @@ def _apply_rule(node: GraphNode, context: LoweringContext) -> RuleResult:
     if found := fuse_unfold(node, context):
         return found
     if is_pointwise(node):
-        return pointwise(node, context)
+        return lower_pointwise(node, context)
     rule = RULES.get(op_name(node.target))
     return None if rule is None else rule(node, context)

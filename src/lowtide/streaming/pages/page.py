@@ -68,7 +68,7 @@ class MemoryPage(FeaturePage):
 
         Small views of large storages are copied.
         """
-        self.write_without_copy(first, compact(rows))
+        self.write_without_copy(first, clone_if_small(rows))
 
     def write_without_copy(self, first: int, rows: Tensor) -> None:
         """Keep rows, such as (B, C, rows, W), without a copy.
@@ -128,7 +128,7 @@ class MemoryPage(FeaturePage):
         for (first, last), rows in self._pieces:
             for low, high in intersect_spans([(first, last)], spans):
                 part = rows.narrow(self._dim, low - first, high - low)
-                left.append(((low, high), compact(part)))
+                left.append(((low, high), clone_if_small(part)))
         self._pieces = left
 
 
@@ -187,7 +187,7 @@ def memory_order(rows: Tensor) -> list[int]:
     return sorted(range(rows.dim()), key=lambda place: (-strides[place], shape[place] == 1))
 
 
-def compact(rows: Tensor) -> Tensor:
+def clone_if_small(rows: Tensor) -> Tensor:
     """Return rows of any shape, cloned if their storage is over twice their size."""
     own = rows.numel() * rows.itemsize
     return rows if rows.untyped_storage().nbytes() <= 2 * own else rows.clone()

@@ -19,7 +19,7 @@ from lowtide.streaming.planner.ledger_rows import (
     run_ledger,
     with_heap_modes,
 )
-from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_facts
+from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_fields
 from lowtide.streaming.planner.program_cache import StreamPlannerCache
 from lowtide.streaming.planner.stream_planner import CandidateBytes
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
@@ -169,7 +169,7 @@ class BandPlanner:
         bytes_of = self._bytes_of_width()
         program = bytes_of.planner.program
         return Plan(
-            **plan_facts(self.costs, self.geometry, self.image_task),
+            **plan_fields(self.costs, self.geometry, self.image_task),
             accuracy="exact",
             seconds=self._seconds(layout),
             ledger=calibrate_margin(

@@ -40,7 +40,7 @@ def estimate_segment(
     return scale.peak, calls, copied
 
 
-class SegmentCosts:
+class SegmentCostEstimator:
     """Estimated cost of one segment by number of bands, each estimated once and stored."""
 
     def __init__(

@@ -14,7 +14,7 @@ from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import CutFinder, ProgramSegment, cut_segments
 from lowtide.streaming.planner.layout_cost import (
     PageOccupancy,
-    SegmentCosts,
+    SegmentCostEstimator,
     page_lifetimes,
     select_resident_pages,
 )
@@ -22,7 +22,7 @@ from lowtide.streaming.rules.rule import RowOp
 
 
 @dataclass(frozen=True)
-class CostModel:
+class StreamCostModel:
     """Overhead of streamed runs beyond the operators' own time, on one device.
 
     Only for comparing layouts.
@@ -41,15 +41,15 @@ class CostModel:
     seconds_per_mib: float
 
 
-CPU = CostModel(7e-5, 5 * GIB, {"disk": GIB, "host": 10 * GIB}, 2e-4)
+CPU = StreamCostModel(7e-5, 5 * GIB, {"disk": GIB, "host": 10 * GIB}, 2e-4)
 # A GPU idles until the next operator is launched, and higher bands need fewer launches; its memory
 # is hardly used by anything else.
-GPU = CostModel(1.2e-4, 200 * GIB, {"disk": GIB, "host": 12 * GIB}, 2e-6)
+GPU = StreamCostModel(1.2e-4, 200 * GIB, {"disk": GIB, "host": 12 * GIB}, 2e-6)
 # Share of a GPU's bandwidth that copies of rows reach, and of a bus that copies to the host reach.
 _BANDWIDTH_SHARE, _BUS_SHARE = 0.7, 0.8
 
 
-def cost_model_for(program: StreamProgram, profile: DeviceProfile | None = None) -> CostModel:
+def cost_model_for(program: StreamProgram, profile: DeviceProfile | None = None) -> StreamCostModel:
     """Return the cost model of the device that a program was captured on, or of a GPU's profile."""
     if profile is None:
         return CPU if program.graph.on_cpu else GPU
@@ -95,7 +95,7 @@ class StreamLayout:
     pages_bytes: int
     spilled_peak_bytes: int
     disk_peak_bytes: int
-    cost_model: CostModel
+    cost_model: StreamCostModel
     resident: frozenset[int] = frozenset()
 
     @property
@@ -183,7 +183,7 @@ class _CutProgram:
     def __init__(
         self,
         program: StreamProgram,
-        cost_model: CostModel,
+        cost_model: StreamCostModel,
         cuts: tuple[int, ...],
         store: JsonCacheTable,
     ) -> None:
@@ -192,7 +192,7 @@ class _CutProgram:
         self._lifetimes = page_lifetimes(program, self._segments)
         self._all_pages = PageOccupancy(len(self._segments), self._lifetimes.values())
         self._costs = [
-            SegmentCosts(
+            SegmentCostEstimator(
                 program, part, f"{cuts} {place}", store, only_segment=len(self._segments) == 1
             )
             for place, part in enumerate(self._segments)

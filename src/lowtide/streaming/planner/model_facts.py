@@ -104,7 +104,9 @@ class PlanOverrides:
         return bool(self.hann_blend) or any(number is not None for number in numbers)
 
 
-def plan_facts(costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask) -> dict[str, Any]:
+def plan_fields(
+    costs: ModelCosts, geometry: ModelGeometry, image_task: ImageTask
+) -> dict[str, Any]:
     """Return the fields of a plan that are the same for every strategy."""
     image, names = geometry.of_image(image_task), ("device", "precision", "channels_last")
     return {"image": image, **{name: getattr(costs, name) for name in names}}

@@ -146,7 +146,7 @@ def _example(network: RunnableNetwork, height: int, width: int) -> Tensor:
 
 
 @functools.cache
-def preload_capture() -> None:
+def import_capture_libraries() -> None:
     """Import the many libraries of a capture, by capturing a tiny module."""
     tiny = nn.Conv2d(1, 1, 1, device="cpu", dtype=torch.float32)
     capture_graph(tiny.eval(), torch.zeros(1, 1, 2, 2, device="cpu", dtype=torch.float32))

@@ -21,7 +21,7 @@ from lowtide.streaming.planner.model_facts import (
     ImageTask,
     ModelGeometry,
     PlanOverrides,
-    plan_facts,
+    plan_fields,
 )
 from lowtide.streaming.tiles.grid import (
     TileAxis,
@@ -52,7 +52,7 @@ def tile_candidates(
 
     Raises `UsageError` for overrides that contradict each other.
     """
-    check_overrides(geometry, overrides)
+    require_valid_overrides(geometry, overrides)
     overlap, blend = _overlap(costs, overrides)
     if overrides.batch is not None and overrides.batch > 1 and not costs.batchable:
         raise UsageError(
@@ -87,7 +87,7 @@ def tile_candidates(
     return with_heap_modes(plans, image_task.tiled_bounds)
 
 
-def check_overrides(geometry: ModelGeometry, overrides: PlanOverrides) -> None:
+def require_valid_overrides(geometry: ModelGeometry, overrides: PlanOverrides) -> None:
     """Raise `UsageError` for overrides that are known to contradict the model or each other.
 
     Nothing has to be measured for that.
@@ -230,7 +230,7 @@ def _plan(
             seam_share=0.0 if exact else 1 - _inner(rows, overlap) * _inner(columns, overlap),
         )
     return Plan(
-        **plan_facts(costs, geometry, image_task),
+        **plan_fields(costs, geometry, image_task),
         strategy=strategy,
         accuracy="exact" if exact else "bounded",
         seconds=_seconds(costs, rows, columns, pixels, batch),

@@ -93,7 +93,7 @@ def probe_costs(
     return costs, within and all(fits(side) for side in RECEPTIVE_FIELD_SIDES)
 
 
-def trace_whole(
+def trace_whole_costs(
     network: RunnableNetwork,
     size: tuple[int, int],
     *,
@@ -113,7 +113,7 @@ def trace_whole(
     )
 
 
-def trace_bands(
+def trace_band_costs(
     network: RunnableNetwork,
     pixels: int,
     *,
@@ -125,7 +125,7 @@ def trace_bands(
 ) -> ModelCosts | None:
     """Return what bands of ``network`` take on images of up to ``pixels``, by traces.
 
-    As `trace_whole` otherwise.
+    As `trace_whole_costs` otherwise.
     """
     return _traced_costs(
         network,

@@ -35,7 +35,7 @@ _MANY_OPERATORS, _MANY_MORE = 10_000, 5_000
 _NOT_THE_RUN = ("weights", "allocator", "runtime", "context", "margin")
 
 
-def preload_tracing() -> None:
+def import_tracing_libraries() -> None:
     """Import the many libraries of a trace, by tracing a tiny module."""
     images = torch.empty(1, 1, 2, 2, device="meta")
     trace_step(nn.Conv2d(1, 1, 1), InferenceStep((images,)))
@@ -65,7 +65,7 @@ class TileTracer:
         return self._live_bytes[height, width]
 
 
-def trace_tile(
+def predict_tile_memory(
     network: RunnableNetwork,
     height: int,
     width: int,

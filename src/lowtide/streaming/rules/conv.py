@@ -155,7 +155,7 @@ def pad_at_borders(rows: Tensor, span: Span, size: int, columns: int) -> Tensor:
     return F.pad(rows, frame) if any(frame) else rows
 
 
-def convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a convolution with zero padding, (B, C, ...).
 
     Bands at the image's ends and inside run the same operator. Padding of rows that would only be
@@ -216,7 +216,7 @@ def convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     )
 
 
-def unfold(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_unfold(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower unfold (im2col) of (B, C, H, W); one row of windows is a grain."""
     rows = context.row_axis(node.args[0])
     image = context.meta(node.args[0]).shape
@@ -242,7 +242,7 @@ def unfold(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return RowOp(found, (node.args[0].node,), (), needed, run, cheap=True)
 
 
-def transposed_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_transposed_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a transposed convolution: a band from the few input rows that contribute to it."""
     sizes = context.meta(node.args[1]).shape[2:]
     rows, at = context.row_axis(node.args[0]), spatial_axis(node, context, len(sizes))
@@ -300,11 +300,11 @@ def _transposed(count: int) -> Any:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), samplewise_rule(convolution)),
-    "im2col": samplewise_rule(unfold),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), samplewise_rule(lower_convolution)),
+    "im2col": samplewise_rule(lower_unfold),
     **dict.fromkeys(
         ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        samplewise_rule(transposed_convolution),
+        samplewise_rule(lower_transposed_convolution),
     ),
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lowtide.streaming.capture.graph import GraphNode
-from lowtide.streaming.rules.conv import pad_at_borders, size_per_dim, unfold
+from lowtide.streaming.rules.conv import lower_unfold, pad_at_borders, size_per_dim
 from lowtide.streaming.rules.rule import LoweringContext, RowOp, op_name, sole_producer
 from lowtide.streaming.spans import Span
 
@@ -37,7 +37,7 @@ def fuse_unfold(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a permuted copy of im2col columns; None if the node is no such copy."""
     chain = _match_chain(node, context) if op_name(node.target) == "clone" else None
     rows = None if chain is None else context.row_axis(node.args[0])
-    unfold_op = None if chain is None else unfold(chain.columns, context)
+    unfold_op = None if chain is None else lower_unfold(chain.columns, context)
     if chain is None or rows is None or unfold_op is None:
         return None
     size, dilation, pad, stride = (

@@ -184,7 +184,7 @@ def _empty_in_format(like: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def upsample_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_upsample_convolution(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower the fused operator: two result rows from three rows of the small image."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim != 2:
@@ -219,4 +219,4 @@ def upsample_convolution(node: GraphNode, context: LoweringContext) -> RowOp | N
     )
 
 
-RULES: dict[str, Rule] = {"upsample_conv2d": samplewise_rule(upsample_convolution)}
+RULES: dict[str, Rule] = {"upsample_conv2d": samplewise_rule(lower_upsample_convolution)}

@@ -113,7 +113,7 @@ def gather_ranges(
     return RowOp(RowAxis(rows.dim, rows.size), inputs, full_inputs, needed, run, cheap=True)
 
 
-def roll(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_roll(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a roll; wrapped rows come from the other end."""
     rows = context.row_axis(node.args[0])
     dims = node_argument(node, 2, "dims", [])
@@ -142,7 +142,7 @@ def roll(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return gather_ranges(rows, (node.args[0].node,), ranges, transform=across if others else None)
 
 
-def repeat(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_repeat(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a repeat, of all rows after each other or of other dims."""
     rows, times = context.row_axis(node.args[0]), node_argument(node, 1, "repeats")
     if rows is None:
@@ -159,7 +159,7 @@ def repeat(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return gather_ranges(found, (node.args[0].node,), ranges, transform=across)
 
 
-def flip(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_flip(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a flip."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -177,7 +177,7 @@ def flip(node: GraphNode, context: LoweringContext) -> RowOp | None:
     )
 
 
-def slice_dim(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_slice(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a slice along the rows or another dim."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -194,7 +194,7 @@ def slice_dim(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return gather_ranges(RowAxis(dim, size), (node.args[0].node,), ranges)
 
 
-def windows(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_windows(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower `Tensor.unfold`, windows of one dim that may overlap."""
     rows, (dim, size, step) = context.row_axis(node.args[0]), node.args[1:4]
     if rows is None:
@@ -212,7 +212,7 @@ def _copied_windows(tensor: Tensor, dim: int, size: int, step: int) -> Tensor:
     return tensor.unfold(dim, size, step).contiguous()
 
 
-def concatenate(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_concatenate(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a cat along the rows or another dim."""
     refs = node.args[0]
     dim = node_argument(node, 1, "dim", 0) % len(node.meta.shape)
@@ -249,7 +249,7 @@ def _along(dim: int, rows: RowAxis | None, shape: Sequence[int]) -> RowAxis | No
     return RowAxis(dim, 1) if rows is not None and rows.size == shape[dim] == 1 else rows
 
 
-def stack(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_stack(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a stack."""
     each = [context.row_axis(ref) for ref in node.args[0]]
     if any(rows is None for rows in each) or len(set(each)) != 1 or each[0] is None:
@@ -259,7 +259,7 @@ def stack(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, RowAxis(dim, each[0].size, each[0].grain), cheap=True)
 
 
-def pad(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_pad(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a constant, reflect, replicate or circular pad."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -337,14 +337,14 @@ _PAD_RANGES = {
 
 
 RULES: dict[str, Rule] = {
-    "roll": roll,
-    "flip": flip,
-    "repeat": repeat,
-    "slice": slice_dim,
-    "unfold": windows,
-    "cat": concatenate,
-    "concat": concatenate,
-    "concatenate": concatenate,
-    "stack": stack,
-    "pad": pad,
+    "roll": lower_roll,
+    "flip": lower_flip,
+    "repeat": lower_repeat,
+    "slice": lower_slice,
+    "unfold": lower_windows,
+    "cat": lower_concatenate,
+    "concat": lower_concatenate,
+    "concatenate": lower_concatenate,
+    "stack": lower_stack,
+    "pad": lower_pad,
 }

@@ -143,7 +143,7 @@ def _match_operand(arg: Any, context: LoweringContext) -> ScaledOperand:
     return ScaledOperand(source.node, scale.node, name == "div", transposed)
 
 
-def linear(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_linear(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a linear layer over the last dim."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim == len(node.meta.shape) - 1:
@@ -160,7 +160,7 @@ def linear(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return replace(step, run=run)
 
 
-def matmul(node: GraphNode, context: LoweringContext) -> RuleResult:
+def lower_matmul(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower matmul, bmm and mm.
 
     Where rows are the summed dim, products of bands are added. Where they are rows of the left and
@@ -213,7 +213,7 @@ def _left_bands(
     )
 
 
-def addmm(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_addmm(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower addmm and baddbmm with rows in the left matrix only.
 
     The added tensor and a batched right matrix are sliced to the band where aligned.
@@ -235,7 +235,7 @@ def addmm(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, rows, sliced_dims=slices)
 
 
-def scaled_dot_product(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_scaled_dot_product(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower attention of windows (rows are the batch), or of query bands to all keys."""
     query, key, value = (context.row_axis(arg) for arg in node.args[:3])
     mask, causal = node_argument(node, 3, "attn_mask"), node_argument(node, 5, "is_causal", False)
@@ -357,11 +357,11 @@ def _onednn_attention(node: GraphNode, context: LoweringContext, step: RowOp) ->
 
 
 RULES: dict[str, Rule] = {
-    "linear": linear,
-    "matmul": matmul,
-    "bmm": matmul,
-    "mm": matmul,
-    "addmm": addmm,
-    "baddbmm": addmm,
-    "scaled_dot_product_attention": scaled_dot_product,
+    "linear": lower_linear,
+    "matmul": lower_matmul,
+    "bmm": lower_matmul,
+    "mm": lower_matmul,
+    "addmm": lower_addmm,
+    "baddbmm": lower_addmm,
+    "scaled_dot_product_attention": lower_scaled_dot_product,
 }

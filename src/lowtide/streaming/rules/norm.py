@@ -143,7 +143,7 @@ def accumulate_moments(
     return add
 
 
-def group_norm(node: GraphNode, context: LoweringContext) -> RuleResult:
+def lower_group_norm(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower group norm and instance norm to a reduction and an affine operator."""
     image = node.args[0]
     rows = context.row_axis(image)
@@ -175,7 +175,7 @@ def group_norm(node: GraphNode, context: LoweringContext) -> RuleResult:
                 scale = None if weight is None else next(rest).repeat(shape[0])
                 shift = None if bias is None else next(rest).repeat(shape[0])
                 exact = torch.promote_types(node.meta.dtype, torch.float32)
-                affine = known[whole[0]] = Affine.from_statistics(
+                affine = known[whole[0]] = NormAffine.from_statistics(
                     mean, variance, scale, shift, eps, exact
                 )
             return affine.run(pieces[0])
@@ -192,7 +192,7 @@ def group_norm(node: GraphNode, context: LoweringContext) -> RuleResult:
 
 
 @dataclass(frozen=True)
-class Affine:
+class NormAffine:
     """Normalization by known statistics: scale and shift per channel and sample.
 
     It runs as a batch norm with mean 0 (``zeros``) and variance 1 (``ones``). All are (B · C,).
@@ -212,7 +212,7 @@ class Affine:
         bias: Tensor | None,
         eps: float,
         dtype: torch.dtype,
-    ) -> Affine:
+    ) -> NormAffine:
         """Return the scale and shift for statistics of each channel in double precision.
 
         Args:
@@ -249,4 +249,6 @@ class Affine:
         ).view(shape)
 
 
-RULES: dict[str, Rule] = dict.fromkeys(("group_norm", "instance_norm"), samplewise_rule(group_norm))
+RULES: dict[str, Rule] = dict.fromkeys(
+    ("group_norm", "instance_norm"), samplewise_rule(lower_group_norm)
+)

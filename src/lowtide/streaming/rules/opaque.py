@@ -7,7 +7,7 @@ from lowtide.streaming.capture.opaque_module import OpaqueModuleOp, RowRegionOp
 from lowtide.streaming.rules.rule import LoweringContext, RowAxis, RowOp, Rule, banded_op
 
 
-def opaque_module(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_opaque_module(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a module that is run as it is to a band with its halo."""
     block = node.target
     assert isinstance(block, (OpaqueModuleOp, RowRegionOp))
@@ -48,4 +48,4 @@ def _region_module(
     )
 
 
-RULES: dict[str, Rule] = {"block": opaque_module}
+RULES: dict[str, Rule] = {"block": lower_opaque_module}

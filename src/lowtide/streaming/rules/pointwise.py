@@ -53,14 +53,14 @@ _VIEWS = {"alias", "detach", "contiguous"}
 
 
 def is_pointwise(node: GraphNode) -> bool:
-    """Whether a node is pointwise, so that `pointwise` is its rule."""
+    """Whether a node is pointwise, so that `lower_pointwise` is its rule."""
     return (
         torch.Tag.pointwise in getattr(node.target, "tags", ())
         or op_name(node.target) in UNTAGGED_POINTWISE_OPS
     )
 
 
-def pointwise(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_pointwise(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a pointwise operator with broadcasting."""
     rank = len(node.meta.shape)
     found: RowAxis | None = None
@@ -99,7 +99,7 @@ def _to_contiguous(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]
     return to_contiguous(pieces[0])
 
 
-def per_channel(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_per_channel(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower PReLU, and batch norm in eval mode."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim == 1 or any(context.row_axis(arg) for arg in node.args[1:]):
@@ -109,7 +109,7 @@ def per_channel(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, rows, cheap=True)
 
 
-def along_other_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_along_other_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower softmax and cumsum along dims other than the rows'."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -123,7 +123,7 @@ def along_other_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
     )
 
 
-def norm_last_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_norm_last_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower layer norm and RMS norm over the last dims."""
     rows = context.row_axis(node.args[0])
     if rows is None or rows.dim >= len(node.meta.shape) - len(node.args[1]):
@@ -131,7 +131,7 @@ def norm_last_dims(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, rows, cheap=True)
 
 
-def slice_scatter(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_slice_scatter(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a slice_scatter along a dim other than the rows'."""
     dim = node_argument(node, 2, "dim", 0) % len(node.meta.shape)
     base, other = (context.row_axis(arg) for arg in node.args[:2])
@@ -144,14 +144,14 @@ def slice_scatter(node: GraphNode, context: LoweringContext) -> RowOp | None:
 
 
 RULES: dict[str, Rule] = {
-    "prelu": per_channel,
-    "batch_norm": per_channel,
-    "_native_batch_norm_legit_no_training[0]": per_channel,
-    "softmax": along_other_dims,
-    "_softmax": along_other_dims,
-    "log_softmax": along_other_dims,
-    "cumsum": along_other_dims,
-    "layer_norm": norm_last_dims,
-    "rms_norm": norm_last_dims,
-    "slice_scatter": slice_scatter,
+    "prelu": lower_per_channel,
+    "batch_norm": lower_per_channel,
+    "_native_batch_norm_legit_no_training[0]": lower_per_channel,
+    "softmax": lower_along_other_dims,
+    "_softmax": lower_along_other_dims,
+    "log_softmax": lower_along_other_dims,
+    "cumsum": lower_along_other_dims,
+    "layer_norm": lower_norm_last_dims,
+    "rms_norm": lower_norm_last_dims,
+    "slice_scatter": lower_slice_scatter,
 }

@@ -42,7 +42,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Tensor, list[int]], Tensor], Callable[...
 _MEAN_OPS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 
 
-def reduction(node: GraphNode, context: LoweringContext) -> RuleResult:
+def lower_reduction(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower mean, sum, amax, amin, var, std and the 2-norm of vectors.
 
     Others, such as argmax over the channels, where the rows are not among their dims.
@@ -142,7 +142,7 @@ def _correction(node: GraphNode) -> float:
     return 1.0 if unbiased is None else float(unbiased)
 
 
-def adaptive_pool(node: GraphNode, context: LoweringContext) -> RuleResult:
+def lower_adaptive_pool(node: GraphNode, context: LoweringContext) -> RuleResult:
     """Lower adaptive average or max pooling to size 1 to a reduction."""
     rows, name = context.row_axis(node.args[0]), op_name(node.target)
     shape = context.meta(node.args[0]).shape
@@ -157,10 +157,12 @@ def adaptive_pool(node: GraphNode, context: LoweringContext) -> RuleResult:
 
 _OTHERS = "argmax argmin max[0] max[1] min[0] min[1] any all prod logsumexp".split()
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), reduction),
-    **dict.fromkeys(_OTHERS, reduction),
+    **dict.fromkeys(
+        ("mean", "sum", "amax", "amin", "var", "std", "linalg_vector_norm"), lower_reduction
+    ),
+    **dict.fromkeys(_OTHERS, lower_reduction),
     **{
-        f"adaptive_{kind}_pool{count}d{which}": adaptive_pool
+        f"adaptive_{kind}_pool{count}d{which}": lower_adaptive_pool
         for count in (1, 2, 3)
         for kind, which in (("avg", ""), ("max", ""), ("max", "[0]"))
     },

@@ -30,7 +30,7 @@ from lowtide.streaming.spans import Span
 _MAX_POOL_WORKSPACE = 1.0
 
 
-def pool(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_pool(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a pooling to a band with its halo; no ``ceil_mode``, no dilation."""
     name = op_name(node.target)
     count, is_max = int(name[len("max_pool")]), name.startswith("max")
@@ -111,7 +111,7 @@ def _repeated(node: GraphNode, context: LoweringContext, rows: RowAxis, times: i
     return banded_op(node, context, found, input_spans=needed, cheap=True)
 
 
-def pixel_shuffle(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_pixel_shuffle(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a pixel shuffle or unshuffle of (..., C, H, W)."""
     rows, factor = context.row_axis(node.args[0]), node.args[1]
     rank = len(node.meta.shape)
@@ -129,7 +129,7 @@ def pixel_shuffle(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, found, input_spans=needed, cheap=True)
 
 
-def interpolate(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_interpolate(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower an interpolation that scales rows by a whole factor or its inverse.
 
     Other dims may have any factor; ``align_corners`` is for those only. A halo is computed around
@@ -185,12 +185,12 @@ _HALOS = {
 
 RULES: dict[str, Rule] = {
     **{
-        f"{kind}_pool{count}d": samplewise_rule(pool)
+        f"{kind}_pool{count}d": samplewise_rule(lower_pool)
         for kind in ("max", "avg")
         for count in (1, 2, 3)
     },
-    "pixel_shuffle": pixel_shuffle,
-    "pixel_unshuffle": pixel_shuffle,
+    "pixel_shuffle": lower_pixel_shuffle,
+    "pixel_unshuffle": lower_pixel_shuffle,
     "repeat_interleave": lower_repeat_interleave,
-    **dict.fromkeys(_HALOS, samplewise_rule(interpolate)),
+    **dict.fromkeys(_HALOS, samplewise_rule(lower_interpolate)),
 }

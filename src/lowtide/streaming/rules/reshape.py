@@ -25,7 +25,7 @@ from lowtide.streaming.rules.rule import (
 from lowtide.streaming.spans import Span
 
 
-def permute(order: Callable[[GraphNode, int], list[int]]) -> Rule:
+def permutation_rule(order: Callable[[GraphNode, int], list[int]]) -> Rule:
     """Return the rule of a permutation.
 
     ``order`` returns for a node and its rank the former dim of each dim.
@@ -58,7 +58,7 @@ def _moved(node: GraphNode, rank: int) -> list[int]:
     return [source[target.index(place)] if place in target else next(rest) for place in range(rank)]
 
 
-def unsqueeze(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_unsqueeze(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower an unsqueeze."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -68,7 +68,7 @@ def unsqueeze(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, RowAxis(dim, rows.size, rows.grain), cheap=True, view=True)
 
 
-def drop_dim(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_drop_dim(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a squeeze, or a select; see `_select_row` for one along the rows."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -108,7 +108,7 @@ def _select_row(node: GraphNode, context: LoweringContext, rows: RowAxis) -> Row
     )
 
 
-def expand(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_expand(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower an expand of dims of size 1, with new leading dims."""
     rows = context.row_axis(node.args[0])
     if rows is None:
@@ -124,7 +124,7 @@ def expand(node: GraphNode, context: LoweringContext) -> RowOp | None:
     return banded_op(node, context, found, change_args=change, cheap=True, view=True)
 
 
-def reshape(node: GraphNode, context: LoweringContext) -> RowOp | None:
+def lower_reshape(node: GraphNode, context: LoweringContext) -> RowOp | None:
     """Lower a reshape; rows must be the outermost dim of those merged or split.
 
     One row of the result has ``out`` elements, one row of the input ``inside``: spans are aligned
@@ -180,22 +180,22 @@ def _reshape(node: GraphNode, context: LoweringContext) -> RowOp | None:
         torch.ops.aten.reshape.default,
         (node.args[0], list(node.meta.shape)),
     )
-    return reshape(plain, context)
+    return lower_reshape(plain, context)
 
 
 RULES: dict[str, Rule] = {
-    "permute": permute(_permuted),
-    "transpose": permute(_transposed),
-    "t": permute(_transposed),
-    "mT": permute(_transposed),
-    "movedim": permute(_moved),
-    "unsqueeze": unsqueeze,
-    "squeeze": drop_dim,
-    "select": drop_dim,
-    "expand": expand,
-    "view": reshape,
-    "reshape": reshape,
-    "_unsafe_view": reshape,
+    "permute": permutation_rule(_permuted),
+    "transpose": permutation_rule(_transposed),
+    "t": permutation_rule(_transposed),
+    "mT": permutation_rule(_transposed),
+    "movedim": permutation_rule(_moved),
+    "unsqueeze": lower_unsqueeze,
+    "squeeze": lower_drop_dim,
+    "select": lower_drop_dim,
+    "expand": lower_expand,
+    "view": lower_reshape,
+    "reshape": lower_reshape,
+    "_unsafe_view": lower_reshape,
     "flatten": _reshape,
     "unflatten": _reshape,
     "view_as": _reshape,

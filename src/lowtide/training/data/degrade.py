@@ -31,7 +31,7 @@ _PHOTONS = 256
 
 
 @dataclass(frozen=True)
-class StageConfig:
+class DegradationStageConfig:
     """Parameters of one stage of blur, resize, noise and JPEG.
 
     The defaults are the paper's for the first stage. Shares are probabilities in 0..1.
@@ -52,9 +52,9 @@ class StageConfig:
     jpeg: tuple[int, int] = (30, 95)
 
 
-def _second_stage() -> StageConfig:
+def _second_stage() -> DegradationStageConfig:
     """Return the paper's parameters of the second, weaker stage."""
-    return StageConfig(
+    return DegradationStageConfig(
         BlurKernelConfig(share=0.8, sigma=(0.2, 1.5)),
         (0.3, 0.4, 0.3),
         (0.3, 1.2),
@@ -64,16 +64,16 @@ def _second_stage() -> StageConfig:
 
 
 @dataclass(frozen=True)
-class RealConfig:
+class RealDegradationConfig:
     """Parameters of both stages, and the share of images with a final sinc filter."""
 
-    first: StageConfig = field(default_factory=StageConfig)
-    second: StageConfig = field(default_factory=_second_stage)
+    first: DegradationStageConfig = field(default_factory=DegradationStageConfig)
+    second: DegradationStageConfig = field(default_factory=_second_stage)
     final_sinc_share: float = 0.8
 
 
 @dataclass(frozen=True)
-class PhotoConfig:
+class PhotoDegradationConfig:
     """Parameters of `PhotoDegradation`; shares are probabilities in 0..1.
 
     ``blur`` is the width of a round Gaussian in LQ pixels and ``noise`` the standard deviation of
@@ -113,8 +113,8 @@ class PhotoDegradation:
     little soft, has a little noise, and is a JPEG, most often with chroma at half the resolution.
     """
 
-    def __init__(self, config: PhotoConfig | None = None) -> None:
-        self.config = config or PhotoConfig()
+    def __init__(self, config: PhotoDegradationConfig | None = None) -> None:
+        self.config = config or PhotoDegradationConfig()
 
     def __call__(self, gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
         """Return the degraded LQ of ``gt``, ``scale`` times smaller.
@@ -161,8 +161,8 @@ class RealDegradation:
     after the final resize with a sinc filter.
     """
 
-    def __init__(self, config: RealConfig | None = None) -> None:
-        self.config = config or RealConfig()
+    def __init__(self, config: RealDegradationConfig | None = None) -> None:
+        self.config = config or RealDegradationConfig()
 
     def __call__(self, gt: np.ndarray, scale: int, generator: np.random.Generator) -> np.ndarray:
         """Return the degraded LQ of ``gt``, ``scale`` times smaller.
@@ -194,7 +194,10 @@ class RealDegradation:
 
 
 def _degrade_stage(
-    image: np.ndarray, size: tuple[int, int], config: StageConfig, generator: np.random.Generator
+    image: np.ndarray,
+    size: tuple[int, int],
+    config: DegradationStageConfig,
+    generator: np.random.Generator,
 ) -> np.ndarray:
     """Blur, resize to ``size`` times a random factor, and add noise; in 0..1."""
     if generator.random() < config.blur.share:
@@ -208,7 +211,7 @@ def _degrade_stage(
 
 
 def _draw_noise(
-    image: np.ndarray, config: StageConfig, generator: np.random.Generator
+    image: np.ndarray, config: DegradationStageConfig, generator: np.random.Generator
 ) -> np.ndarray:
     """Draw noise for an image in 0..1: float32 (H, W, 3), or (H, W, 1) if gray."""
     gray = generator.random() < config.gray_share

@@ -69,7 +69,7 @@ def image_size(path: Path) -> tuple[int, int]:
     return info.height, info.width
 
 
-def unit_range(pixels: np.ndarray) -> np.ndarray:
+def to_unit_range(pixels: np.ndarray) -> np.ndarray:
     """Convert uint8 or uint16 of any shape to float32 in 0..1.
 
     1 is the dtype's largest value.

@@ -26,8 +26,8 @@ from lowtide.training.data.image_cache import (
     raise_problems,
     read_headers,
     require_same_size,
+    to_unit_range,
     undersized_problems,
-    unit_range,
 )
 
 _FileKey = tuple[int, Path]
@@ -117,7 +117,7 @@ class PairedImageFolders:
         for image, unit in ((low, 1), (high, self.scale)):
             rows = slice(top * unit, (top + patch) * unit)
             columns = slice(left * unit, (left + patch) * unit)
-            cut.append(change.apply(unit_range(image[rows, columns])))
+            cut.append(change.apply(to_unit_range(image[rows, columns])))
         return cut[0], cut[1]
 
     def _read(self, index: int, side: int) -> np.ndarray:
@@ -210,7 +210,7 @@ class HighResolutionFolders(ImageFolders):
         before.
         """
         padded = self._crop_with_halo(self.read(index), patch, generator)
-        high = augmentation.draw(generator).apply(unit_range(padded))
+        high = augmentation.draw(generator).apply(to_unit_range(padded))
         low = self._degradation(high, self.scale, generator)
         return _crop_halo(low, self._halo), _crop_halo(high, self._halo * self.scale)
 

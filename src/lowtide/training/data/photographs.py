@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lowtide.training.data.augment import Augmentation
-from lowtide.training.data.image_cache import ImageFolders, unit_range
+from lowtide.training.data.image_cache import ImageFolders, to_unit_range
 
 # A developed photograph's white balance, undone: the share of red and blue light in a sensor's.
 _UNBALANCED = 0.4, 1.0
@@ -53,13 +53,13 @@ class PhotographFolders(ImageFolders):
         """
         image = self.read(index)
         top, left = (int(random.integers(side - size + 1)) for side in image.shape[:2])
-        cut = unit_range(image[top : top + size, left : left + size])
+        cut = to_unit_range(image[top : top + size, left : left + size])
         patch = self._augmentation.draw(random).apply(cut)
         return self._colored(patch, index, random)
 
     def whole(self, index: int, random: np.random.Generator) -> np.ndarray:
         """Return a whole photograph (C, H, W) as `patch` does, not turned."""
-        return self._colored(unit_range(self.read(index)), index, random)
+        return self._colored(to_unit_range(self.read(index)), index, random)
 
     def _colored(self, image: np.ndarray, index: int, random: np.random.Generator) -> np.ndarray:
         """Return planes (C, H, W) of an sRGB image (H, W, 3) of photograph ``index``."""

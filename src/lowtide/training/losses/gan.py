@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowtide.core.errors import UsageError, hint_for_name
-from lowtide.training.losses.pixel import full_precision
+from lowtide.training.losses.pixel import to_full_precision
 
 GanKind = Literal["vanilla", "lsgan", "hinge", "r3gan"]
 
@@ -37,13 +37,13 @@ def generator_loss(kind: str, fake: Tensor, real: Tensor | None = None) -> Tenso
     unknown kind, and for r3gan if ``real`` is missing or of another shape.
     """
     _require_kind(kind)
-    fake = full_precision(fake)
+    fake = to_full_precision(fake)
     if kind == "r3gan":
         if real is None:
             raise UsageError("the r3gan generator loss needs the logits of real images too")
         _require_same_shape(real, fake)
         # Real logits do not depend on the generator, and this loss must not train the other side.
-        return F.softplus(full_precision(real.detach()) - fake).mean()
+        return F.softplus(to_full_precision(real.detach()) - fake).mean()
     if kind == "hinge":
         return -fake.mean()
     if kind == "lsgan":
@@ -59,7 +59,7 @@ def discriminator_loss(kind: str, real: Tensor, fake: Tensor) -> Tensor:
     kind, and for r3gan's logits of different shapes.
     """
     _require_kind(kind)
-    real, fake = full_precision(real), full_precision(fake)
+    real, fake = to_full_precision(real), to_full_precision(fake)
     if kind == "r3gan":
         _require_same_shape(real, fake)
         return F.softplus(fake - real).mean()
@@ -93,14 +93,14 @@ def gradient_penalty(logits: Tensor, image: Tensor) -> Tensor:
     gradient = None
     if logits.requires_grad:
         (gradient,) = torch.autograd.grad(
-            full_precision(logits).sum(), image, create_graph=True, allow_unused=True
+            to_full_precision(logits).sum(), image, create_graph=True, allow_unused=True
         )
     if gradient is None:
         raise UsageError(
             f"logits {tuple(logits.shape)} do not depend on the image {tuple(image.shape)}",
             hint="pass the tensor that the discriminator received, with gradients enabled",
         )
-    return full_precision(gradient).flatten(1).square().sum(1).mean()
+    return to_full_precision(gradient).flatten(1).square().sum(1).mean()
 
 
 def _require_kind(kind: str) -> None:

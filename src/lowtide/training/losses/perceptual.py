@@ -28,7 +28,7 @@ from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import ModelError, UsageError, hint_for_name, install_extra
 from lowtide.core.input_file import exists, require_input
 from lowtide.models import lowtide_files
-from lowtide.training.losses.pixel import common_dtype, full_precision, require_positive
+from lowtide.training.losses.pixel import require_positive, to_common_dtype, to_full_precision
 
 # ImageNet normalization of RGB in 0..1, as torchvision's networks were trained.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -80,9 +80,9 @@ class PerceptualLoss(nn.Module):
 
         Gradients flow to the prediction only. Under autocast VGG19 runs in its dtype; features
         are compared in fp32. Raises UsageError for sides too small for the pooling layers (below
-        16 for conv5), and as `common_dtype`.
+        16 for conv5), and as `to_common_dtype`.
         """
-        prediction, target = common_dtype(prediction, target)
+        prediction, target = to_common_dtype(prediction, target)
         network = self.network
         min_side = 2 ** sum(isinstance(layer, nn.MaxPool2d) for layer in network)
         height, width = prediction.shape[2:]
@@ -111,7 +111,7 @@ class PerceptualLoss(nn.Module):
         for depth, layer in enumerate(network):
             x = layer(x)
             if depth in self._weights_by_index:
-                found[depth] = full_precision(x)
+                found[depth] = to_full_precision(x)
         return found
 
 

@@ -29,8 +29,8 @@ class L1Loss(nn.Module):
     """L1 loss: mean(|d|), in the images' own unit."""
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`."""
-        prediction, target = common_dtype(prediction, target)
+        """Return the loss of two (B, 3, H, W) of any range; raises as `to_common_dtype`."""
+        prediction, target = to_common_dtype(prediction, target)
         return (prediction - target).abs().mean()
 
 
@@ -38,8 +38,8 @@ class MSELoss(nn.Module):
     """Mean squared error: mean(d**2), in the images' own unit squared."""
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`."""
-        prediction, target = common_dtype(prediction, target)
+        """Return the loss of two (B, 3, H, W) of any range; raises as `to_common_dtype`."""
+        prediction, target = to_common_dtype(prediction, target)
         return (prediction - target).square().mean()
 
 
@@ -56,12 +56,12 @@ class CharbonnierLoss(nn.Module):
         self.eps = require_positive("the Charbonnier loss's eps", eps)
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`."""
-        prediction, target = common_dtype(prediction, target)
+        """Return the loss of two (B, 3, H, W) of any range; raises as `to_common_dtype`."""
+        prediction, target = to_common_dtype(prediction, target)
         return ((prediction - target).square() + self.eps**2).sqrt().mean()
 
 
-def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def to_common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Cast both images to fp32, or to fp64 if one of them has it; gradients pass.
 
     Raises UsageError unless both are floats of the same shape (B, 3, H, W) and not empty.
@@ -87,7 +87,7 @@ def common_dtype(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return prediction.to(wide), target.to(wide)
 
 
-def full_precision(tensor: Tensor) -> Tensor:
+def to_full_precision(tensor: Tensor) -> Tensor:
     """Cast a float tensor of any shape to fp32 unless it is wider; gradients pass."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
@@ -113,12 +113,12 @@ class FFTLoss(nn.Module):
     """
 
     def forward(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of two (B, 3, H, W) of any range; raises as `common_dtype`.
+        """Return the loss of two (B, 3, H, W) of any range; raises as `to_common_dtype`.
 
         Computed in fp32 under autocast too: half types have too few bits for the strong low
         frequencies, and no FFT of most sizes.
         """
-        prediction, target = common_dtype(prediction, target)
+        prediction, target = to_common_dtype(prediction, target)
         # The FFT is linear: one of the difference replaces the difference of two.
         spectrum = torch.fft.rfft2(prediction - target, norm="ortho")
         return torch.view_as_real(spectrum).abs().mean()
@@ -149,9 +149,9 @@ class MSSSIMLoss(nn.Module):
 
         Computed in fp32 under autocast too. A channel whose similarity on some scale is zero or
         negative has no gradient from that scale. Raises UsageError for a side below 11, and as
-        `common_dtype`.
+        `to_common_dtype`.
         """
-        x, y = common_dtype(prediction, target)
+        x, y = to_common_dtype(prediction, target)
         weights = scale_weights(x.shape[2], x.shape[3])
         # Variances are small differences of large values; bf16 has no digits left for them.
         with torch.autocast(x.device.type, enabled=False):

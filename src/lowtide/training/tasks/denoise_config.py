@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 from lowtide.models.denoiser.config import AttentionName, Prediction, SchedulerName
 from lowtide.training.run_config import (
     ConfigSection,
-    Datasets,
+    DatasetsSection,
     Folders,
-    Optim,
+    OptimSection,
     RunConfig,
-    Scheduler,
-    Train,
-    TrainData,
-    Val,
+    SchedulerSection,
+    TrainDataSection,
+    TrainSection,
+    ValSection,
 )
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -24,7 +24,7 @@ Levels = Annotated[float, Field(ge=0, le=255)]
 Positives = Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
 
 
-class PhotographData(TrainData, frozen=True):
+class PhotographDataSection(TrainDataSection, frozen=True):
     """Section ``datasets.train``: photographs, what of them is trained on, and the noise."""
 
     batch_size_per_gpu: int = Field(
@@ -75,27 +75,27 @@ class PhotographData(TrainData, frozen=True):
     )
 
     @model_validator(mode="after")
-    def _check_levels(self) -> PhotographData:
+    def _check_levels(self) -> PhotographDataSection:
         low, high = self.sigma
         if low > high or high == 0:
             raise ValueError(f"sigma has to rise to a level above 0, not from {low:g} to {high:g}")
         return self
 
 
-class CleanPictures(ConfigSection, frozen=True):
+class CleanPicturesSection(ConfigSection, frozen=True):
     """Section ``datasets.val``: whole photographs for validation."""
 
     dataroot_gt: Folders = Field(description="Folders with photographs, searched recursively.")
 
 
-class DenoiseDatasets(Datasets, frozen=True):
+class DenoiseDatasetsSection(DatasetsSection, frozen=True):
     """Section ``datasets``."""
 
-    train: PhotographData
-    val: CleanPictures | None = None
+    train: PhotographDataSection
+    val: CleanPicturesSection | None = None
 
 
-class SlimNetwork(ConfigSection, frozen=True):
+class SlimNetworkSection(ConfigSection, frozen=True):
     """Section ``network``: fields of `SlimUNetConfig` that a training does not know itself."""
 
     channels: Literal[1, 3] = Field(default=3, description="Channels of images: 3, or 1 for gray.")
@@ -121,23 +121,23 @@ class SlimNetwork(ConfigSection, frozen=True):
     )
 
 
-class DenoiseTrain(Train, frozen=True):
+class DenoiseTrainSection(TrainSection, frozen=True):
     """Section ``train``: length, optimizer, schedule and EMA."""
 
     warmup_iter: int = Field(
         default=100, ge=0, description="Steps over which the learning rate rises."
     )
-    scheduler: Scheduler = Scheduler()
+    scheduler: SchedulerSection = SchedulerSection()
     ema_decay: float = Field(
         default=0.998, ge=0, lt=1, description="Decay of the weights' moving average, the result."
     )
     grad_clip: float | None = Field(
         default=1.0, gt=0, description="Largest norm of the gradient; null: no limit."
     )
-    optim: Optim = Optim(lr=2e-3, weight_decay=1e-3)
+    optim: OptimSection = OptimSection(lr=2e-3, weight_decay=1e-3)
 
 
-class DenoiseVal(Val, frozen=True):
+class DenoiseValSection(ValSection, frozen=True):
     """Section ``val``: how whole photographs of ``datasets.val`` are denoised."""
 
     steps: int = Field(
@@ -150,10 +150,10 @@ class DenoiseVal(Val, frozen=True):
 class DenoiseConfig(RunConfig, frozen=True):
     """Configuration of a denoiser's training."""
 
-    datasets: DenoiseDatasets
-    network: SlimNetwork = SlimNetwork()
-    train: DenoiseTrain
-    val: DenoiseVal = DenoiseVal()
+    datasets: DenoiseDatasetsSection
+    network: SlimNetworkSection = SlimNetworkSection()
+    train: DenoiseTrainSection
+    val: DenoiseValSection = DenoiseValSection()
 
     @model_validator(mode="after")
     def _check_mosaic(self) -> DenoiseConfig:

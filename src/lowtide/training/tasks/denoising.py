@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.input_file import exists
 from lowtide.models.denoiser.config import SlimUNetConfig
-from lowtide.models.denoiser.denoiser import Denoiser, preconditioning
+from lowtide.models.denoiser.denoiser import Denoiser, preconditioning_terms
 from lowtide.models.denoiser.noise_models import (
     MID_GRAY,
     GaussianNoise,
@@ -43,7 +43,7 @@ from lowtide.training.task import (
     TrainTask,
     Validator,
 )
-from lowtide.training.tasks.denoise_config import DenoiseConfig, PhotographData
+from lowtide.training.tasks.denoise_config import DenoiseConfig, PhotographDataSection
 
 NETWORK = "denoiser"
 # Added to levels, of data in -1..1: without it the faintest noise would count without limit.
@@ -70,7 +70,7 @@ class NoisyPatches:
         self._photographs, self._noise = photographs, noise
         self._patch, self._channels = data.patch_size, config.network.channels
         self._clipped = clipped_share(data, noise)
-        self._steps = 65_535 if is_linear(data, noise) else 255
+        self._steps = 65_535 if uses_linear_light(data, noise) else 255
 
     def __len__(self) -> int:
         return len(self._photographs)
@@ -123,7 +123,7 @@ class CleanImageObjective(Objective):
         network = trained.network
         assert isinstance(network, SlimUNet)
         sigma = 2 * level  # the network's values span -1..1
-        terms = preconditioning(network.config.prediction, sigma)
+        terms = preconditioning_terms(network.config.prediction, sigma)
         shrunk, kept, made = (one[:, None, None, None] for one in terms)
         film = network.modulation(sigma, parameters if parameters.shape[1] else None)
         state = 2 * noisy - 1
@@ -223,7 +223,7 @@ class NoiseModelSampler:
         return issubclass(noise_model_class(self.name), RawCameraNoise)
 
 
-def noise_model_sampler(data: PhotographData) -> NoiseModelSampler:
+def noise_model_sampler(data: PhotographDataSection) -> NoiseModelSampler:
     """Return the noise of a configuration.
 
     Raises:
@@ -245,18 +245,18 @@ def noise_model_sampler(data: PhotographData) -> NoiseModelSampler:
     return NoiseModelSampler(table.noise_model, levels, table)
 
 
-def is_linear(data: PhotographData, noise: NoiseModelSampler) -> bool:
+def uses_linear_light(data: PhotographDataSection, noise: NoiseModelSampler) -> bool:
     """Return whether photographs are converted to values in proportion to light."""
     return noise.is_raw if data.linear is None else data.linear
 
 
-def clipped_share(data: PhotographData, noise: NoiseModelSampler) -> float:
+def clipped_share(data: PhotographDataSection, noise: NoiseModelSampler) -> float:
     """Return the share of patches that are clipped and rounded."""
     usual = 0.0 if noise.is_raw else _CLIPPED
     return usual if data.clipped is None else data.clipped
 
 
-def network_config(config: DenoiseConfig, noise: NoiseModelSampler) -> SlimUNetConfig:
+def denoiser_network_config(config: DenoiseConfig, noise: NoiseModelSampler) -> SlimUNetConfig:
     """Return the network's configuration, with all that its file says of its noise.
 
     Raises `UsageError` for one that makes no network.
@@ -271,7 +271,7 @@ def network_config(config: DenoiseConfig, noise: NoiseModelSampler) -> SlimUNetC
             max_sigma=noise.max_level,
             camera="" if table is None else table.camera,
             noise_sha256="" if table is None else table.sha256,
-            linear=is_linear(data, noise),
+            linear=uses_linear_light(data, noise),
             cfa=data.cfa or "",
         )
     except ModelError as error:

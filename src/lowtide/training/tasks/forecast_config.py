@@ -10,12 +10,12 @@ from pydantic import BeforeValidator, Field, field_validator
 from lowtide.models.ldm4ts.config import Backend
 from lowtide.training.run_config import (
     ConfigSection,
-    Datasets,
-    Optim,
+    DatasetsSection,
+    OptimSection,
     RunConfig,
-    Train,
-    TrainData,
-    Val,
+    TrainDataSection,
+    TrainSection,
+    ValSection,
 )
 
 
@@ -45,7 +45,7 @@ Sides = Annotated[tuple[Side, Side], BeforeValidator(_both_sides)]
 Words = Annotated[list[str], BeforeValidator(_words_of)]
 
 
-class TableData(TrainData, frozen=True):
+class TableDataSection(TrainDataSection, frozen=True):
     """Section ``datasets.train``: the table, the part of it to train on, and the batch."""
 
     batch_size_per_gpu: int = Field(
@@ -99,13 +99,13 @@ class TableData(TrainData, frozen=True):
     )
 
 
-class ForecastDatasets(Datasets, frozen=True):
+class ForecastDatasetsSection(DatasetsSection, frozen=True):
     """Section ``datasets``."""
 
-    train: TableData
+    train: TableDataSection
 
 
-class DiffusionNetwork(ConfigSection, frozen=True):
+class DiffusionNetworkSection(ConfigSection, frozen=True):
     """Section ``network``: fields of `LDM4TSConfig` that a training does not know itself."""
 
     image_size: Sides = Field(
@@ -141,16 +141,16 @@ class DiffusionNetwork(ConfigSection, frozen=True):
     )
 
 
-class ForecastTrain(Train, frozen=True):
+class ForecastTrainSection(TrainSection, frozen=True):
     """Section ``train``: length, optimizer, schedule and EMA."""
 
     total_iter: int = Field(
         default=300, ge=1, description="Steps of the training, if it goes on gaining."
     )
-    optim: Optim = Optim(lr=5e-4)
+    optim: OptimSection = OptimSection(lr=5e-4)
 
 
-class ForecastVal(Val, frozen=True):
+class ForecastValSection(ValSection, frozen=True):
     """Section ``val``: how often the best weights are chosen anew.
 
     There are validations after 2, 5, 10, 20 and 50 steps too: of a short table all windows are soon
@@ -173,10 +173,10 @@ class ForecastConfig(RunConfig, frozen=True):
     """Configuration of a forecaster's training."""
 
     horizons: Counts = Field(description="Steps to forecast: 96,192. The longest covers all.")
-    datasets: ForecastDatasets
-    network: DiffusionNetwork = DiffusionNetwork()
-    train: ForecastTrain = ForecastTrain()
-    val: ForecastVal = ForecastVal()
+    datasets: ForecastDatasetsSection
+    network: DiffusionNetworkSection = DiffusionNetworkSection()
+    train: ForecastTrainSection = ForecastTrainSection()
+    val: ForecastValSection = ForecastValSection()
 
     @field_validator("name")
     @classmethod

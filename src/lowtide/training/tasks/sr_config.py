@@ -10,14 +10,14 @@ from pydantic import Field, field_validator, model_validator
 from lowtide.models.families import usual_network
 from lowtide.training.run_config import (
     ConfigSection,
-    Datasets,
+    DatasetsSection,
     Folders,
     LossEntry,
-    Optim,
+    OptimSection,
     RunConfig,
-    Train,
-    TrainData,
-    Val,
+    TrainDataSection,
+    TrainSection,
+    ValSection,
 )
 
 Scale = Literal[1, 2, 3, 4, 8]
@@ -25,7 +25,7 @@ Scale = Literal[1, 2, 3, 4, 8]
 _RESERVED_LOG_KEYS = ("step", "best")
 
 
-class PairFolders(ConfigSection, frozen=True):
+class PairFoldersSection(ConfigSection, frozen=True):
     """Folders of images, in pairs or of high resolution only."""
 
     dataroot_gt: Folders = Field(description="Folders with images, searched recursively.")
@@ -37,7 +37,7 @@ class PairFolders(ConfigSection, frozen=True):
     )
 
 
-class SrTrainData(PairFolders, TrainData, frozen=True):
+class SrTrainDataSection(PairFoldersSection, TrainDataSection, frozen=True):
     """Section ``datasets.train``: images, patch and batch size, augmentation.
 
     With ``dataroot_lq`` the images are pairs; without it ``degradation`` makes the low-resolution
@@ -61,29 +61,29 @@ class SrTrainData(PairFolders, TrainData, frozen=True):
     )
 
 
-class ValData(PairFolders, frozen=True):
+class SrValDataSection(PairFoldersSection, frozen=True):
     """Section ``datasets.val``: whole images for validation.
 
     They are pairs, or are downscaled by an antialiased cubic filter.
     """
 
 
-class SrDatasets(Datasets, frozen=True):
+class SrDatasetsSection(DatasetsSection, frozen=True):
     """Section ``datasets``."""
 
-    train: SrTrainData
-    val: ValData | None = None
+    train: SrTrainDataSection
+    val: SrValDataSection | None = None
 
 
-class SrTrain(Train, frozen=True):
+class SrTrainSection(TrainSection, frozen=True):
     """Section ``train``: length, losses, optimizers, schedule and EMA."""
 
     losses: Annotated[list[LossEntry], Field(min_length=1)] = Field(
         default=[LossEntry(type="l1loss")],
         description="Losses: a list of {type: l1, loss_weight: 1, ...}.",
     )
-    optim_g: Optim = Optim()
-    optim_d: Optim = Optim(lr=1e-4)
+    optim_g: OptimSection = OptimSection()
+    optim_d: OptimSection = OptimSection(lr=1e-4)
 
     @field_validator("losses")
     @classmethod
@@ -123,7 +123,7 @@ class MetricEntry(ConfigSection, frozen=True):
         return self
 
 
-class SrVal(Val, frozen=True):
+class SrValSection(ValSection, frozen=True):
     """Section ``val``. The first of ``metrics`` chooses the best checkpoint."""
 
     metrics: Annotated[dict[str, MetricEntry], Field(min_length=1)] = Field(
@@ -143,7 +143,7 @@ class SrVal(Val, frozen=True):
         return metrics
 
 
-class Paths(ConfigSection, frozen=True):
+class PathSection(ConfigSection, frozen=True):
     """Section ``path``: pretrained weights."""
 
     pretrain_network_g: Path | None = Field(
@@ -159,7 +159,7 @@ class SrConfig(RunConfig, frozen=True):
     """Configuration of a super-resolution training."""
 
     scale: Scale = Field(description="Upscaling factor.")
-    datasets: SrDatasets
+    datasets: SrDatasetsSection
     network_g: dict[str, Any] = Field(
         default={"type": _GENERATOR},
         description=f"The generator: {{type: {_GENERATOR}}} and the options of its type.",
@@ -168,6 +168,6 @@ class SrConfig(RunConfig, frozen=True):
         default=None,
         description=f"A discriminator for a loss of type ganloss: {{type: {_DISCRIMINATOR}}}.",
     )
-    train: SrTrain
-    val: SrVal = SrVal()
-    path: Paths = Paths()
+    train: SrTrainSection
+    val: SrValSection = SrValSection()
+    path: PathSection = PathSection()

@@ -21,7 +21,7 @@ from lowtide.jobs.denoise.calibration.photon_transfer import calibrate_sensor
 from lowtide.jobs.denoise.calibration.settings import CalibrationKeywords, CalibrationSettings
 from lowtide.jobs.denoise.calibration.volumes import SCALE_NOTE, calibrate_volumes
 from lowtide.jobs.engine.settings import show_keywords
-from lowtide.models.denoiser.noise_statistics import ImageVarianceStatistics, PairStatistics
+from lowtide.models.denoiser.noise_statistics import ImageVarianceStatistics, PairVarianceStatistics
 from lowtide.models.denoiser.noise_table import NoiseSetting, NoiseTable
 from lowtide.models.denoiser.variance import VarianceLine, fit_line, fit_lower_line
 
@@ -140,7 +140,7 @@ def _from_pairs(folder: Path, iso: int | None) -> _Found:
     groups = matching_pairs(folder, iso)
     found = []
     for key, pairs in groups.items():
-        statistics = PairStatistics()
+        statistics = PairVarianceStatistics()
         for noisy, clean in pairs:
             images = read_unit_planes(noisy), read_unit_planes(clean)
             if images[0].shape != images[1].shape:

@@ -87,7 +87,7 @@ class NeighborCorrelationEstimator:
         return []
 
 
-def check_dark_levels(dark: list[tuple[Path, float]], noise: float, where: str) -> None:
+def require_equal_darks(dark: list[tuple[Path, float]], noise: float, where: str) -> None:
     """Raise `InputError` where a dark frame is brighter than the others, beyond drift.
 
     Args:
@@ -106,7 +106,7 @@ def check_dark_levels(dark: list[tuple[Path, float]], noise: float, where: str) 
         )
 
 
-def check_darks_below_flats(
+def require_darks_below_flats(
     flat: list[tuple[Path, float]], dark: list[tuple[Path, float]], where: str
 ) -> None:
     """Raise `InputError` where flat frames are not brighter than the dark ones."""

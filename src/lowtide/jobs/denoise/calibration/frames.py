@@ -41,7 +41,7 @@ def _iso_of(relative: Path) -> int | None:
     return int(found[0]) if found and int(found[0]) > 0 else None
 
 
-def check_sizes(paths: list[Path]) -> None:
+def require_equal_sizes(paths: list[Path]) -> None:
     """Raise `InputError` where frames differ in size, channels or sample type."""
     first = inspect_image(paths[0]).info
     for path in paths[1:]:

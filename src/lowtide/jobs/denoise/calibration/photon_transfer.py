@@ -11,17 +11,17 @@ from lowtide.core.errors import InputError
 from lowtide.jobs.denoise.calibration.frame_checks import (
     NeighborCorrelationEstimator,
     black_warning,
-    check_dark_levels,
-    check_darks_below_flats,
     dark_light_warning,
     plausible_white,
+    require_darks_below_flats,
     require_different_content,
+    require_equal_darks,
     shot_noise_warning,
 )
-from lowtide.jobs.denoise.calibration.frames import check_sizes, full_scale, read_planes
+from lowtide.jobs.denoise.calibration.frames import full_scale, read_planes, require_equal_sizes
 from lowtide.models.denoiser.noise_statistics import block_statistics
 from lowtide.models.denoiser.noise_table import NoiseSetting
-from lowtide.models.denoiser.raw_camera_noise import DarkStatistics, ReadNoise
+from lowtide.models.denoiser.raw_camera_noise import DarkFrameStatistics, ReadNoiseEstimate
 from lowtide.models.denoiser.variance import VarianceLine, fit_line
 
 # Two flat frames are of the same exposure where their means differ by less.
@@ -47,18 +47,18 @@ def calibrate_sensor(
                 f"{paths[0]}: {where}one {name} frame only",
                 hint="take at least two of each exposure: their difference has no fixed pattern",
             )
-    check_sizes([*flat, *dark])
+    require_equal_sizes([*flat, *dark])
     most = full_scale(flat[0])
     if white is not None and white > most:
         raise InputError(f"{flat[0]}: --white-level {white:g} is above its largest level, {most}")
     require_different_content([*flat, *dark], most if white is None else white)
     levels, dark_levels = frame_levels(flat), frame_levels(dark)
     bright, unlit = ([(one.path, one.mean) for one in of] for of in (levels, dark_levels))
-    check_darks_below_flats(bright, unlit, where)
+    require_darks_below_flats(bright, unlit, where)
     brightest = max(levels, key=lambda one: one.most)
     white, warnings = plausible_white(white, most, brightest.most, brightest.share, where)
     black, black_error, read, dark_variance = _dark(dark, white, where, warnings)
-    check_dark_levels(unlit, dark_variance**0.5, where)
+    require_equal_darks(unlit, dark_variance**0.5, where)
     warnings += black_warning(black, white, where)
     line = _gain(levels, black, dark_variance, white, where, warnings)
     if line.slope <= 0:
@@ -85,11 +85,11 @@ def calibrate_sensor(
 
 def _dark(
     paths: list[Path], white: float, where: str, warnings: list[str]
-) -> tuple[float, float, ReadNoise, float]:
+) -> tuple[float, float, ReadNoiseEstimate, float]:
     """Return black level with its error, read noise, and the variance of blocks of dark frames."""
     levels: list[float] = []
     variances: list[np.ndarray] = []
-    clipped, statistics, neighbors = 0.0, DarkStatistics(), NeighborCorrelationEstimator()
+    clipped, statistics, neighbors = 0.0, DarkFrameStatistics(), NeighborCorrelationEstimator()
     means: list[np.ndarray] = []
     pixels = 1
     for first, second in zip(paths[::2], paths[1::2], strict=False):

@@ -26,7 +26,7 @@ from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.engine.item import JobItem
 from lowtide.jobs.images.chosen_noise import ImageNoise, NoiseSource, require_trained_noise
 from lowtide.jobs.images.model_choice import DENOISER
-from lowtide.jobs.images.noise_finder import bands_of
+from lowtide.jobs.images.noise_finder import read_bands
 from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
@@ -128,7 +128,7 @@ class DenoiseRawJob(DenoiseJob):
             return shot_and_read(white_noise(sigma, facts), facts, item.source), "given"
         with self.open_source(item, self.settings.scratch) as source:
             parity = diagonal_parity(facts, self._layout(item))
-            bands = bands_of(source, pixels=_BAND_VALUES // source.shape[2])
+            bands = read_bands(source, pixels=_BAND_VALUES // source.shape[2])
             found = estimate_shot_and_read((rows for _, rows in bands), black, facts.white, parity)
         if found is None:
             return None, "estimated"

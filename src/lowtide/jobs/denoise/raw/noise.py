@@ -60,7 +60,7 @@ def shot_and_read(noise: NoiseModel, facts: RawFacts, source: Path) -> PoissonGa
 
 
 @dataclass(frozen=True)
-class SensorEstimate:
+class SensorNoiseEstimate:
     """Estimated noise of values that are 0 at black and 1 at white, with its errors.
 
     ``a_error`` and ``b_error`` are standard errors, and include what texture may have added.
@@ -83,7 +83,7 @@ def diagonal_parity(facts: RawFacts, layout: MosaicLayout) -> int | None:
 
 def estimate_shot_and_read(
     bands: Iterable[np.ndarray], black: np.ndarray, white: float, parity: int | None = None
-) -> SensorEstimate | None:
+) -> SensorNoiseEstimate | None:
     """Estimate the noise of a file from rows of its planes, as `lowtide train noise` does.
 
     Args:
@@ -123,10 +123,12 @@ def estimate_shot_and_read(
     sigma = level.sigma() if level is not None else None
     if sigma is None:
         return None
-    return SensorEstimate(PoissonGaussianNoise(a=0, b=sigma * stretch), 0.0, 0.0)
+    return SensorNoiseEstimate(PoissonGaussianNoise(a=0, b=sigma * stretch), 0.0, 0.0)
 
 
-def _without_texture(fine: VarianceLine, coarse: VarianceLine, stretch: float) -> SensorEstimate:
+def _without_texture(
+    fine: VarianceLine, coarse: VarianceLine, stretch: float
+) -> SensorNoiseEstimate:
     """Return the noise of the line of close pixels, less what texture adds.
 
     Noise is the same in both, and texture about twice as much in that of pixels farther apart.
@@ -136,7 +138,7 @@ def _without_texture(fine: VarianceLine, coarse: VarianceLine, stretch: float) -
     share = _TEXTURE if -slope > _CLEARLY * errors else 0.0
     variance = max(fine.offset + share * offset, 0.0)
     b, b_error = float(np.sqrt(variance)), float(np.hypot(fine.offset_error, offset))
-    return SensorEstimate(
+    return SensorNoiseEstimate(
         PoissonGaussianNoise(a=max(fine.slope + share * slope, 0.0) * stretch, b=b * stretch),
         float(np.hypot(fine.slope_error, slope)) * stretch,
         float(b_error / (2 * b) if b else np.sqrt(b_error)) * stretch,

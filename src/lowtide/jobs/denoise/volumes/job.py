@@ -21,8 +21,13 @@ from lowtide.jobs.denoise.parts import BlendSettings
 from lowtide.jobs.denoise.volumes.report import DenoisedVolumeReport, VolumeDenoiseReport
 from lowtide.jobs.denoise.volumes.scale import VolumeScale, finite_difference
 from lowtide.jobs.denoise.volumes.scores import SeriesScorer, VolumeMask
-from lowtide.jobs.denoise.volumes.series import SeriesPatches, SeriesSlices, has_dipy, load_dipy
-from lowtide.jobs.denoise.volumes.slices import NetworkSlices, SliceAdapter, SliceArray
+from lowtide.jobs.denoise.volumes.series import (
+    DenoisedSeriesSlices,
+    SeriesPatches,
+    has_dipy,
+    load_dipy,
+)
+from lowtide.jobs.denoise.volumes.slices import NetworkDenoisedSlices, SliceAdapter, SliceArray
 from lowtide.jobs.denoise.volumes.survey import VolumeSurvey, survey_volume
 from lowtide.jobs.engine.item import JobItem
 from lowtide.jobs.images.chosen_noise import ImageNoise, require_trained_noise
@@ -304,7 +309,7 @@ class DenoiseVolumeJob(DenoiseJob):
 
     def _denoised(
         self, run: ItemRun, outcome: TileRunOutcome, on_steps: Callable[[int], None]
-    ) -> SeriesSlices | NetworkSlices:
+    ) -> DenoisedSeriesSlices | NetworkDenoisedSlices:
         """Return what makes each slice of a file: of a series, all of them are computed first."""
         series, pipeline = self._series[run.item.index], run.pipeline
         patches = self._patches(series.survey.facts.shape)
@@ -313,11 +318,11 @@ class DenoiseVolumeJob(DenoiseJob):
             found = series.survey, patches, self._block_rows(run.item, patches), series.mask
             with pipeline.meter.excluding():
                 load_dipy()
-            return SeriesSlices(*found, **own, on_steps=on_steps)
+            return DenoisedSeriesSlices(*found, **own, on_steps=on_steps)
         quiet = copy(pipeline)
         quiet.progress = None  # slices are reported here, not the rows of each
         network = partial(self._run_slice, replace(run, pipeline=quiet), outcome)
-        return NetworkSlices(series.survey, network, **own, on_steps=on_steps)
+        return NetworkDenoisedSlices(series.survey, network, **own, on_steps=on_steps)
 
     def _run_slice(
         self,

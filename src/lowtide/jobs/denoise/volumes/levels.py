@@ -16,8 +16,12 @@ import numpy as np
 from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.media.volume_file import VolumeSource
 from lowtide.media.volume_header import VolumeFacts
-from lowtide.models.denoiser.noise_statistics import NeighborNoise, NeighborStatistics
-from lowtide.models.denoiser.volume_level import SliceNoise, SliceNoiseStatistics, VolumeRange
+from lowtide.models.denoiser.noise_statistics import NeighborNoiseEstimate, NeighborNoiseEstimator
+from lowtide.models.denoiser.volume_level import (
+    SliceNoiseEstimate,
+    SliceNoiseEstimator,
+    VolumeRange,
+)
 
 _VOXELS = 10_000  # of a volume, which are enough for an error of 2 %
 LEAST_SHARE = 1e-4  # of a file's scale: less is that of rounding
@@ -50,7 +54,8 @@ def estimate_levels(
     told = [one for one in near if one is not None and one > rounding]
     series = float(np.median(told)) if told else None
     shown = [
-        _slice_noise(*one) for one in zip(ranges, volumes_of(facts, ranges, cancel), strict=True)
+        _slice_noise(*one)
+        for one in zip(ranges, iterate_volumes(facts, ranges, cancel), strict=True)
     ]
     found = []
     for own, slices in zip(near, shown, strict=True):
@@ -64,14 +69,16 @@ def estimate_levels(
     return VolumeNoiseLevels(levels, notes)
 
 
-def _slice_noise(values: VolumeRange, slices: Iterator[np.ndarray]) -> SliceNoise:
-    statistics = SliceNoiseStatistics(values)
+def _slice_noise(values: VolumeRange, slices: Iterator[np.ndarray]) -> SliceNoiseEstimate:
+    statistics = SliceNoiseEstimator(values)
     for image in slices:
         statistics.add(image)
     return statistics.result()
 
 
-def _notes(level: float, shown: Sequence[SliceNoise], *, of_series: bool) -> tuple[str, ...]:
+def _notes(
+    level: float, shown: Sequence[SliceNoiseEstimate], *, of_series: bool
+) -> tuple[str, ...]:
     """Return notes where nothing but slices tells the level, or what tells it differs."""
     foreground = [one.foreground for one in shown if one.foreground is not None]
     seen = float(np.median(foreground))
@@ -101,7 +108,7 @@ def _notes(level: float, shown: Sequence[SliceNoise], *, of_series: bool) -> tup
 
 def neighbor_noise(
     facts: VolumeFacts, ranges: Sequence[VolumeRange], voxels: int, cancel: Cancel = None
-) -> list[NeighborNoise | None]:
+) -> list[NeighborNoiseEstimate | None]:
     """Return the noise of each volume against its neighbors in the series.
 
     ``voxels`` is how many of a volume are used. None is of a single volume, and of volumes with too
@@ -112,10 +119,10 @@ def neighbor_noise(
         return [None]
     stride = max(1, width * height * slices // voxels)
     found = []
-    for volume, images in enumerate(neighbors_of(facts, ranges, 1, cancel)):
+    for volume, images in enumerate(iterate_with_neighbors(facts, ranges, 1, cancel)):
         near = [one for one in (volume - 1, volume + 1) if 0 <= one < count]
         threshold = np.mean([ranges[one].threshold for one in near])
-        statistics = NeighborStatistics(float(threshold), stride)
+        statistics = NeighborNoiseEstimator(float(threshold), stride)
         for target, *others in images:
             statistics.add(target, others)
         found.append(statistics.result())
@@ -127,18 +134,18 @@ def brightest_maximum(ranges: Sequence[VolumeRange]) -> float:
     return max(one.high for one in ranges)
 
 
-def volumes_of(
+def iterate_volumes(
     facts: VolumeFacts, ranges: Sequence[VolumeRange] | None = None, cancel: Cancel = None
 ) -> Iterator[Iterator[np.ndarray]]:
     """Iterate over volumes, each as its slices (H, W), all of which have to be taken.
 
     Voxels beyond their ``ranges`` are infinite.
     """
-    for slices in neighbors_of(facts, ranges, 0, cancel):
+    for slices in iterate_with_neighbors(facts, ranges, 0, cancel):
         yield (image for (image,) in slices)
 
 
-def neighbors_of(
+def iterate_with_neighbors(
     facts: VolumeFacts,
     ranges: Sequence[VolumeRange] | None,
     reach: int = 1,

@@ -98,7 +98,7 @@ class SeriesScorer:
         self.structure = ResidualCorrelations()
         self._mask = None
         if mask is not None and mask.signal and mask.background:
-            self._mask = MaskStatistics(mask)
+            self._mask = SnrCnrStatistics(mask)
 
     def add(
         self, labels: np.ndarray, before: np.ndarray, after: np.ndarray, threshold: float
@@ -155,7 +155,7 @@ class ResidualCorrelations:
         return ResidualStructure(image_correlation=image, neighbor_correlation=neighbor, std=std)
 
 
-class MaskStatistics:
+class SnrCnrStatistics:
     """Running SNR and CNR of a series by the labels of a mask; `end_volume` closes each volume."""
 
     def __init__(self, mask: VolumeMask) -> None:

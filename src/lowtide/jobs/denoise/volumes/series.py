@@ -97,7 +97,7 @@ class SeriesPatches:
         return sum(end - begin - 2 * along_y for *_, begin, end in self.blocks(rows)) * deep
 
 
-class SeriesSlices:
+class DenoisedSeriesSlices:
     """Slices of a denoised series, which are computed at once and kept in a scratch file.
 
     Args:

@@ -55,7 +55,7 @@ class SliceAdapter(NoisyImageAdapter):
         return np.array(np.moveaxis(values, -1, 1), order="C")
 
 
-class NetworkSlices:
+class NetworkDenoisedSlices:
     """Slices of a file as a network makes them, across the thick axis of its volumes.
 
     Where that is not the third, a volume is turned in a scratch file, slice by slice.

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowtide.core.errors import InputError, UsageError
 from lowtide.core.progress import Cancel
-from lowtide.jobs.denoise.volumes.levels import brightest_maximum, estimate_levels, volumes_of
+from lowtide.jobs.denoise.volumes.levels import brightest_maximum, estimate_levels, iterate_volumes
 from lowtide.jobs.denoise.volumes.scale import VolumeScale
 from lowtide.jobs.images.chosen_noise import ChosenNoise, NoiseSource
 from lowtide.media.volume_header import VolumeFacts
@@ -154,7 +154,7 @@ def survey_ranges(facts: VolumeFacts, cancel: Cancel = None) -> list[VolumeRange
         InputError: The file is damaged, no voxel is finite, or all are too small to compute with.
     """
     found = []
-    for slices in volumes_of(facts, cancel=cancel):
+    for slices in iterate_volumes(facts, cancel=cancel):
         statistics = VolumeRangeEstimator()
         for image in slices:
             statistics.add(image)

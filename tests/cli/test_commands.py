@@ -30,6 +30,20 @@ def test_help(lowtide, flag):
         assert all(text in result.out for text in expected), words
 
 
+def _leaves(group, *words):
+    for name in group.list_commands(None):
+        command, path = group.commands[name], (*words, name)
+        yield from _leaves(command, *path) if hasattr(command, "commands") else [(path, command)]
+
+
+def test_help_of_a_group_says_of_each_command_what_its_own_help_begins_with(lowtide):
+    shown = {(): lowtide("--help").out}
+    for path, command in _leaves(typer.main.get_command(app)):
+        page = shown.setdefault(path[:-1], lowtide(*path[:-1], "--help").out)
+        first = command.help.split("\n\n")[0].split()
+        assert " ".join(first) in " ".join(page.replace("│", " ").split()), path
+
+
 @pytest.mark.parametrize("job", ["upscale", "denoise", "video"])
 def test_a_plan_takes_every_option_of_its_job(job):
     """So that "plan" may stand before any command line."""

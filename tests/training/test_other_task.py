@@ -7,14 +7,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from pydantic import Field
 from torch import nn
-from typer.testing import CliRunner
 
 from lowtide import BudgetError, UsageError
-from lowtide.cli.train import TrainKind, add_command
+from lowtide.cli.train import TrainKind, train_command
 from lowtide.core.philox import philox_generator
 from lowtide.jobs.train.memory import plan_step
 from lowtide.jobs.train.run import run_training
@@ -258,21 +256,22 @@ def test_networks_that_never_learn_are_named(tmp_path):
         Trainer(config, tmp_path, task).run()
 
 
-def test_a_kind_of_training_is_a_few_lines_of_the_command_line(tmp_path, monkeypatch):
+def test_a_kind_of_training_is_a_few_lines_of_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    app.callback()(lambda: None)
     kind = TrainKind("series", "Train.", "x", lambda: SeriesConfig, lambda: train_series)
-    add_command(app, kind)
+    command = train_command(kind)
     (tmp_path / "c.yml").write_text(yaml.safe_dump(given()))
-    words = ["series", "c.yml", "--length", "12", "--optim.lr", "0.1", "--train.optim.lr", "3e-3"]
-    wrong = CliRunner().invoke(app, words)
-    assert wrong.exit_code == 2
+    words = ["c.yml", "--length", "12", "--optim.lr", "0.1", "--train.optim.lr", "3e-3"]
+    with pytest.raises(SystemExit) as wrong:
+        command.main(words)
+    assert wrong.value.code == 2
     words.remove("--optim.lr")
     words.remove("0.1")
-    done = CliRunner().invoke(app, [*words, "--device", "cpu", "--json", "-q"])
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["steps"] == 6
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as done:
+        command.main([*words, "--device", "cpu", "--json", "-q"])
+    assert not done.value.code
+    assert json.loads(capsys.readouterr().out)["steps"] == 6
     kept = json.loads((tmp_path / "experiments/series/config.json").read_text())
     assert (kept["datasets"]["train"]["length"], kept["train"]["optim"]["lr"]) == (12, 3e-3)
 

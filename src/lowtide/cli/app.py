@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
-from lowtide.cli import (
-    bench_upscale,
-    denoise,
-    doctor,
-    export,
-    forecast,
-    models,
-    plan_commands,
-    plan_train,
-    plan_vae,
-    train,
-    train_denoise,
-    train_forecast,
-    train_noise,
-    train_sr,
-    upscale,
-    vae,
-    video,
-)
-from lowtide.cli.settings_options import AliasCommand
+from lowtide.cli.command_group import LazyGroup
 from lowtide.cli.shell import CliState, print_error, print_failure
 from lowtide.core.atomic_file import is_disk_full, write_error
 from lowtide.core.errors import UsageError
@@ -45,16 +24,101 @@ _EXIT_CODES = (
 )
 
 
-class _RootGroup(TyperGroup):
-    """Root command group.
+# Where each command is in `lowtide.cli`, and the line that help says of it.
+_PLANS = {
+    "upscale": (
+        "plan_commands:plan_upscale",
+        "Predict what upscaling would do and use: reads headers only, writes nothing.",
+    ),
+    "denoise": (
+        "plan_commands:plan_denoise",
+        "Predict what denoising would do and use: estimates noise levels, writes nothing.",
+    ),
+    "video": (
+        "plan_commands:plan_video",
+        "Predict what upscaling a video would do and use: reads packets, decodes one frame, writes"
+        " nothing.",
+    ),
+    "train": (
+        "plan_train:train",
+        "Predict whether training a model fits a GPU's memory, and what would make it fit.",
+    ),
+    "vae": (
+        "plan_vae:vae",
+        "Predict what encoding and decoding a clip would take on a GPU.",
+    ),
+}
+_BENCHES = {
+    "upscale": (
+        "bench_upscale:upscale",
+        "Measure time, memory and accuracy of ways to upscale an image on this machine.",
+    ),
+}
+_TRAININGS = {
+    "sr": ("train_sr:SR_COMMAND", "Train an upscaler within a memory budget, or resume a run."),
+    "denoise": (
+        "train_denoise:DENOISE_COMMAND",
+        "Train a denoiser within a memory budget, or resume a run.",
+    ),
+    "forecast": (
+        "train_forecast:FORECAST_COMMAND",
+        "Train a forecaster of a table within a memory budget, or resume a run.",
+    ),
+    "noise": (
+        "train_noise:train_noise",
+        "Calibrate the noise of a camera or an MRI scanner from its files.",
+    ),
+}
+_EXPORTS = {
+    "onnx": ("export:onnx", "Write a model as an ONNX file for images of any size, and check it."),
+}
+_AUTOENCODERS = {
+    "encode": (
+        "vae:encode",
+        "Encode a video to latents by a video autoencoder, within a memory budget.",
+    ),
+    "decode": (
+        "vae:decode",
+        "Decode latents to a video by a video autoencoder, within a memory budget.",
+    ),
+    "roundtrip": (
+        "vae:roundtrip",
+        "Encode a video and decode it again, and say how much the autoencoder loses.",
+    ),
+}
+_COMMANDS = {
+    "upscale": ("upscale:upscale", "Upscale photographs within a memory budget."),
+    "denoise": ("denoise:denoise", "Remove the noise of photographs within a memory budget."),
+    "video": ("video:video", "Upscale videos within a memory budget."),
+    "forecast": (
+        "forecast:forecast",
+        "Forecast the series of a table: quantiles and sample paths.",
+    ),
+    "backtest": (
+        "forecast:backtest",
+        "Score the forecasts of a table's last part, compared with every method.",
+    ),
+    "models": (
+        "models:models",
+        "List the bundled models, what for and how fast, or describe model files.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Show versions, devices, half-precision speed, extras and attention backends.",
+    ),
+    "plan": (_PLANS, "Predict what a command would do and use, without running it."),
+    "bench": (_BENCHES, "Compare configurations on this machine."),
+    "train": (_TRAININGS, "Train a model within a memory budget."),
+    "export": (_EXPORTS, "Write models as files for other runtimes."),
+    "vae": (_AUTOENCODERS, "Encode and decode clips by a video autoencoder."),
+}
 
-    It reports usage errors as JSON too, with ``--json``; Typer prints its own as usual. And it
-    refuses empty names of files, as unset variables give: Python takes them for this folder.
-    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        _refuse_empty_names(self)
+class _RootGroup(LazyGroup):
+    """Root command group; it reports usage errors as JSON too, with ``--json``."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(_COMMANDS, **more)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the root's arguments; usage errors are reported as JSON too."""
@@ -65,21 +129,6 @@ class _RootGroup(TyperGroup):
         """Run the subcommand, whose arguments are parsed here; report usage errors."""
         with _json_usage_errors():
             return super().invoke(ctx)
-
-
-def _refuse_empty_names(command: Any) -> None:
-    """Have all parameters of a command that are paths, and of those below it, refuse empty ones."""
-    for below in getattr(command, "commands", {}).values():
-        _refuse_empty_names(below)
-    for parameter in command.params:
-        if type(parameter.type).__name__ in ("TyperPath", "Path"):  # Typer's, or click's
-            parameter.type.convert = functools.partial(_convert_name, parameter.type.convert)
-
-
-def _convert_name(convert: Callable[..., Any], value: Any, *more: Any) -> Any:
-    if value == "":
-        raise typer.BadParameter("the name is empty: is a variable not set?", *more[::-1])
-    return convert(value, *more)
 
 
 @contextlib.contextmanager
@@ -104,39 +153,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-plans = typer.Typer(
-    help="Predict what a command would do and use, without running it.", no_args_is_help=True
-)
-benches = typer.Typer(help="Compare configurations on this machine.", no_args_is_help=True)
-trains = typer.Typer(help="Train a model within a memory budget.", no_args_is_help=True)
-exports = typer.Typer(help="Write models as files for other runtimes.", no_args_is_help=True)
-vaes = typer.Typer(help="Encode and decode clips by a video autoencoder.", no_args_is_help=True)
-app.command("upscale")(upscale.upscale)
-app.command("denoise", cls=AliasCommand)(denoise.denoise)
-plans.command("upscale")(plan_commands.plan_upscale)
-plans.command("denoise", cls=AliasCommand)(plan_commands.plan_denoise)
-plans.command("video")(plan_commands.plan_video)
-plans.command("train", cls=AliasCommand)(plan_train.train)
-plans.command("vae")(plan_vae.vae)
-app.add_typer(plans, name="plan")
-benches.command("upscale")(bench_upscale.upscale)
-app.add_typer(benches, name="bench")
-train.add_command(trains, train_sr.SR)
-train.add_command(trains, train_denoise.DENOISE)
-train.add_command(trains, train_forecast.FORECAST)
-trains.command("noise")(train_noise.train_noise)
-app.add_typer(trains, name="train")
-exports.command("onnx")(export.onnx)
-app.add_typer(exports, name="export")
-app.command("video")(video.video)
-vaes.command("encode")(vae.encode)
-vaes.command("decode")(vae.decode)
-vaes.command("roundtrip")(vae.roundtrip)
-app.add_typer(vaes, name="vae")
-app.command("forecast")(forecast.forecast)
-app.command("backtest")(forecast.backtest)
-app.command("models")(models.models)
-app.command("doctor")(doctor.doctor)
 
 
 def _version(wanted: bool) -> None:

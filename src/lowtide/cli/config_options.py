@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from typer.core import TyperOption
 
-from lowtide.cli.settings_options import AliasCommand
+from lowtide.cli.command_group import AliasCommand
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

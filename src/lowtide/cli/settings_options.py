@@ -8,33 +8,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from typer.core import TyperCommand
-
 from lowtide.cli.common_options import option
 from lowtide.jobs.engine.settings import SettingsField, settings_fields
 
 _KINDS = (bool, int, float, Path)
-
-
-class AliasCommand(TyperCommand):
-    """Command whose help shows one long name of each option: the others are aliases."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write help without aliases."""
-        params = self.get_params(ctx)
-        names = [(one.opts, one.secondary_opts) for one in params]
-        for one in params:
-            one.opts, one.secondary_opts = _shown(one.opts), _shown(one.secondary_opts)
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            for one, (opts, secondary) in zip(params, names, strict=True):
-                one.opts, one.secondary_opts = opts, secondary
-
-
-def _shown(names: list[str]) -> list[str]:
-    long = [name for name in names if name.startswith("--")]
-    return [name for name in names if name not in long[1:]]
 
 
 def with_settings(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lowtide.cli.command_group import make_command
 from lowtide.cli.common_options import JsonReport, Quiet, option, output_option
 from lowtide.cli.config_options import ConfigCommand, ConfigKeyAlias, Given, config_from_options
 from lowtide.cli.settings_options import with_settings
@@ -55,14 +56,13 @@ class TrainKind:
         return str(data[0])
 
 
-def add_command(app: typer.Typer, kind: TrainKind) -> None:
-    """Add the command of a kind of training to ``app``."""
+def train_command(kind: TrainKind) -> Any:
+    """Return the command of a kind of training."""
 
     class Command(ConfigCommand):
         config = staticmethod(kind.config)
         aliases = kind.aliases
 
-    @app.command(kind.name, cls=Command, help=join_lines(kind.help))
     @report_errors
     @with_settings(TrainRunSettings, "context words output")
     def train(
@@ -112,6 +112,9 @@ def add_command(app: typer.Typer, kind: TrainKind) -> None:
             )
         if ProcessGroup.from_environment().is_main:
             typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
+
+    train.__doc__ = join_lines(kind.help)
+    return make_command(train, kind.name, Command)
 
 
 def _is_config(path: Path) -> bool:

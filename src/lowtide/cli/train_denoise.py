@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lowtide.cli.config_options import ConfigKeyAlias
-from lowtide.cli.train import TrainKind
+from lowtide.cli.train import TrainKind, train_command
 
 EXAMPLE = """\
 # A denoiser of photographs, as lowtide denoise takes it. Folders are searched recursively.
@@ -91,3 +91,4 @@ DENOISE = TrainKind(
         ConfigKeyAlias("--batch-size", ("datasets", "train", "batch_size_per_gpu")),
     ),
 )
+DENOISE_COMMAND = train_command(DENOISE)

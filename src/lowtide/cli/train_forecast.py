@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowtide.cli.train import TrainKind
+from lowtide.cli.train import TrainKind, train_command
 
 EXAMPLE = """\
 # A forecaster of a table of series, as lowtide forecast and lowtide backtest take it.
@@ -69,3 +69,4 @@ FORECAST = TrainKind(
     data=("datasets", "train", "table"),
     data_is_file=True,
 )
+FORECAST_COMMAND = train_command(FORECAST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowtide.cli.train import TrainKind
+from lowtide.cli.train import TrainKind, train_command
 
 EXAMPLE = """\
 # An upscaler, trained on photographs. Folders are searched recursively.
@@ -71,3 +71,4 @@ SR = TrainKind(
     config=_config,
     job=_job,
 )
+SR_COMMAND = train_command(SR)

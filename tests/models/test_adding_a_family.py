@@ -1,6 +1,7 @@
 """A family of models from outside runs and is trained like one of Lowtide's."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 import lowtide
 from lowtide import ModelError, UsageError
 from lowtide.models import ModelFamily, register_family
+from lowtide.models.families import network_builders
 from lowtide.models.ldm4ts import LDM4TSModel
 from lowtide.training.setup import make_generator, save_weights
 from lowtide.training.tasks.sr_config import SrConfig
@@ -129,3 +131,13 @@ def test_a_file_of_a_family_without_images_says_what_takes_it(tmp_path):
     with pytest.raises(ModelError, match="is of LDM4TS, which maps no image") as caught:
         lowtide.load(tmp_path / "mine.safetensors")
     assert "lowtide forecast" in (caught.value.hint or "")
+
+
+def test_no_network_of_trainings_is_named_outside_of_its_family():
+    """Help, examples and messages have the names from the registry, or say where they stand."""
+    package = Path(lowtide.__file__).parent
+    for name in {*network_builders("generators"), *network_builders("discriminators")}:
+        family = re.compile(rf"\b{name.partition('_')[0]}", re.IGNORECASE)
+        naming = {path for path in package.rglob("*.py") if family.search(path.read_text())}
+        homes = {path.parent for path in naming - {package / "models" / "families.py"}}
+        assert len(homes) <= 1, sorted(map(str, naming))

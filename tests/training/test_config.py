@@ -230,9 +230,9 @@ def test_names_of_entries_are_text():
 
 
 def test_the_example_is_one():
-    from lowtide.cli.train_sr import EXAMPLE
+    from lowtide.cli.train_sr import example
 
-    config = SrConfig.from_values(yaml.safe_load(EXAMPLE))
+    config = SrConfig.from_values(yaml.safe_load(example()))
     assert config.network_g["type"] in network_builders("generators")
 
 

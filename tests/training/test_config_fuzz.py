@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lowtide import LowtideError
-from lowtide.cli.train_sr import EXAMPLE
+from lowtide.cli.train_sr import example
 from lowtide.training.tasks.sr_config import SrConfig
 from support.fuzz_workers import run_all
 
@@ -137,7 +137,7 @@ def _bomb(chance: random.Random) -> bytes:
         f"a{row}: &a{row} " + form % ", ".join([f"*a{row - 1}"] * wide) for row in range(1, high)
     ]
     deep = chance.choice(["", "[" * 10 ** chance.randint(1, 5), "- " * 10 ** chance.randint(1, 4)])
-    return "\n".join([*rows, EXAMPLE, f"x: {deep}"]).encode()
+    return "\n".join([*rows, example(), f"x: {deep}"]).encode()
 
 
 def made(seed: int) -> bytes:
@@ -145,7 +145,7 @@ def made(seed: int) -> bytes:
     kind = chance.random()
     if kind < 0.15:
         return _bomb(chance)
-    return _typed(EXAMPLE, chance) if kind < 0.6 else _valued(yaml.safe_load(EXAMPLE), chance)
+    return _typed(example(), chance) if kind < 0.6 else _valued(yaml.safe_load(example()), chance)
 
 
 def read(seed: int) -> tuple[str, int]:

@@ -23,7 +23,7 @@ def train(
             metavar="MODEL",
             help=(
                 "package.module:function or path/to/file.py:function, which returns a module;"
-                " ldm4ts; paragonsr2_s or another generator; a bundled model; or a model file."
+                " ldm4ts; a network_g.type of `lowtide train sr`; a bundled model; or a model file."
                 " Python files are run."
             ),
         ),

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 class TrainKind:
     """A kind of training: what `lowtide train NAME` needs of it.
 
-    ``config`` and ``job`` import the configuration class and the job. ``data`` is the key that
-    DATA stand for: folders, or with ``data_is_file`` one file. ``aliases`` are more options.
+    ``example`` returns a configuration. ``config`` and ``job`` import the configuration class and
+    the job. ``data`` is the key that DATA stand for: folders, or with ``data_is_file`` one file.
+    ``aliases`` are more options.
     """
 
     name: str
     help: str
-    example: str
+    example: Callable[[], str]
     config: Callable[[], type[RunConfig]]
     job: Callable[[], Callable[..., TrainReport]]
     data: tuple[str, ...] = ("datasets", "train", "dataroot_gt")
@@ -94,7 +95,7 @@ def train_command(kind: TrainKind) -> Any:
         if example:
             if as_json:
                 raise UsageError("--example prints YAML, which contradicts --json", hint="drop one")
-            typer.echo(kind.example, nl=False)
+            typer.echo(kind.example(), nl=False)
             return
         config = _config(kind, context, words or [])
         from lowtide.training.distributed import ProcessGroup

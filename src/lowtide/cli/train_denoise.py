@@ -81,7 +81,7 @@ DENOISE = TrainKind(
     photographs are denoised as `lowtide denoise` does it. The weights of the run are a model:
     lowtide denoise photo.jpg -o clean.png -m FILE.
     """,
-    example=EXAMPLE,
+    example=lambda: EXAMPLE,
     config=_config,
     job=_job,
     aliases=(

@@ -63,7 +63,7 @@ FORECAST = TrainKind(
     The memory of a step is predicted before the first one. Ctrl-C saves the state of the step; the
     same command resumes from there, with the losses of a run that was never stopped.
     """,
-    example=EXAMPLE,
+    example=lambda: EXAMPLE,
     config=_config,
     job=_job,
     data=("datasets", "train", "table"),

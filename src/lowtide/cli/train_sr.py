@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from lowtide.cli.train import TrainKind, train_command
 
-EXAMPLE = """\
+_EXAMPLE = """\
 # An upscaler, trained on photographs. Folders are searched recursively.
 name: nano-x2
 scale: 2
@@ -23,7 +24,7 @@ datasets:
   val:
     dataroot_gt: [validation]
 network_g:
-  type: paragonsr2_nano    # micro, tiny, xs, s, m, l, xl, realtime, stream, photo, pro
+  type: NETWORK
 train:
   total_iter: 10000
   warmup_iter: 300
@@ -40,6 +41,16 @@ logger:
   print_freq: 100
   save_checkpoint_freq: 1000
 """
+
+
+def example() -> str:
+    """Return an example configuration, which names the networks that there are."""
+    from lowtide.models.families import network_builders, usual_network
+
+    usual = usual_network("generators")
+    others = ", ".join(name for name in network_builders("generators") if name != usual)
+    comment = textwrap.fill(f"or {others}", 96, initial_indent="  # ", subsequent_indent="  # ")
+    return _EXAMPLE.replace("NETWORK", f"{usual}\n{comment}")
 
 
 def _config() -> type[Any]:
@@ -67,7 +78,7 @@ SR = TrainKind(
     same command resumes from there, also after a crash, with the losses of a run that was never
     stopped. Validation images are upscaled as `lowtide upscale` does it: exactly.
     """,
-    example=EXAMPLE,
+    example=example,
     config=_config,
     job=_job,
 )

@@ -26,7 +26,7 @@ from lowtide.integrations.video_autoencoders.families import (
     family_of,
 )
 from lowtide.memory.budget import Budget
-from lowtide.memory.oom import naming_lack_of_memory
+from lowtide.memory.oom import lacks_memory, naming_out_of_memory
 from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.python_places import PythonStatePlaces
@@ -231,7 +231,8 @@ def import_autoencoder_libraries(path: Path) -> None:
         return
     name = _class_name(path)
     if name != CLASS_NAME:
-        with failing_beyond_container(), naming_lack_of_memory("diffusers was imported"):
+        imported = naming_out_of_memory("while diffusers was imported", is_lack=lacks_memory)
+        with failing_beyond_container(), imported:
             _diffusers_class(name)
 
 
@@ -247,7 +248,8 @@ def load_clip_autoencoder(
         UsageError: It is of a kind that does not run in bands, or diffusers is missing.
     """
     name = CLASS_NAME if _is_file(path) else _class_name(path)
-    with failing_beyond_container(), naming_lack_of_memory(f"{path} was loaded"):
+    loaded = naming_out_of_memory(f"while {path} was loaded", is_lack=lacks_memory)
+    with failing_beyond_container(), loaded:
         if name == CLASS_NAME:
             module = VideoVAE.load(path).to(dtype)
         else:

@@ -1,4 +1,10 @@
-"""Lack of memory: how it is detected, and how allocators give back what they keep."""
+"""What follows after memory ran out: which failures mean that, what is freed, what is tried next.
+
+Whoever has something smaller to try writes it after an `OutOfMemoryCatcher`: a tile its repeat, a
+smaller batch and its parts (`streaming.tiles.recovery`), an item of a job a smaller plan
+(`jobs.engine.item`), a step of a training what takes less (`training.train_step`). Whoever has
+nothing smaller says what was done, by `naming_out_of_memory`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ import contextlib
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.heap import trim_heap
@@ -58,25 +65,58 @@ def lacks_memory(error: BaseException) -> bool:
     return False
 
 
+class OutOfMemoryCatcher:
+    """Context that ends early where memory runs out in it, with all freed that was held for it.
+
+    What stands after it is the next attempt. ``failure`` is what was raised, None until then. All
+    that is no lack of memory passes.
+
+    Args:
+        device: The device whose allocators are emptied, or ``"cpu"``.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None or not is_out_of_memory(error):
+            return False
+        self.failure = error
+        free_exception(error, self._device)
+        return True
+
+
 @contextlib.contextmanager
-def naming_lack_of_memory(what: str) -> Iterator[None]:
-    """Raise `OutOfMemoryError` that says ``what`` was done where memory ran out inside."""
+def naming_out_of_memory(
+    what: str | Callable[[], str],
+    hint: str = "close other programs, or raise the limit of this process (ulimit -d, ulimit -v)",
+    *,
+    is_lack: Callable[[BaseException], bool] = is_out_of_memory,
+) -> Iterator[None]:
+    """Raise `OutOfMemoryError` where memory runs out inside: "memory ran out" and ``what``.
+
+    One that is raised inside passes as it is. ``is_lack`` decides what else is a lack of memory.
+    """
     try:
         yield
+    except OutOfMemoryError:
+        raise
     except Exception as error:
-        if not lacks_memory(error):
+        if not is_lack(error):
             raise
-        raise OutOfMemoryError(
-            f"memory ran out while {what}",
-            hint="close other programs, or raise the limit of this process (ulimit -d, ulimit -v)",
-        ) from error
+        done = what if isinstance(what, str) else what()
+        raise OutOfMemoryError(f"memory ran out {done}", hint=hint) from error
 
 
 def free_exception(error: BaseException, device: str) -> None:
     """Free all that a caught ``error`` keeps alive, then empty allocator caches.
 
-    Call it after the ``except`` block has ended: inside it the frames are still referenced. The
-    frames of the whole exception chain are cleared, because a chained cause holds its own.
+    The frames of the whole exception chain are cleared, because a chained cause holds its own; that
+    which caught it keeps its variables.
     """
     seen: set[int] = set()
     links: list[BaseException | None] = [error]

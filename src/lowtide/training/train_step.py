@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowtide.attention.patch import RoutedAttention, use
 from lowtide.core.errors import NotFiniteError, OutOfMemoryError, UsageError
-from lowtide.memory.oom import free_exception, is_out_of_memory
+from lowtide.memory.oom import OutOfMemoryCatcher, trim_allocators
 from lowtide.memory.tracing.checkpointing import Checkpointing, checkpointed
 from lowtide.training.distributed import SINGLE_PROCESS, ProcessGroup
 from lowtide.training.task import NOT_FINITE_HINT, Batch, LossTerm, Objective, TrainableNetwork
@@ -151,17 +151,13 @@ class RetryingTrainStep:
 
     def _attempt(self, batch: Batch, step: int) -> dict[str, float] | None:
         """Return the losses of the step, None after freeing all of it if memory ran out."""
-        failure: BaseException
-        try:
+        if not self._step.process_group.is_single:
             return self._step(batch, step)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or not self._step.process_group.is_single:
-                raise
-            failure = error
-        # Outside the handler: only now can the frames that hold activations be freed.
+        with OutOfMemoryCatcher(self._device):
+            return self._step(batch, step)
         for network in self._step.networks.values():
             network.optimizer.zero_grad()
-        free_exception(failure, self._device)
+        trim_allocators(self._device)
         return None
 
     def _buffers(self) -> Iterator[Tensor]:

@@ -14,13 +14,12 @@ from torch import nn
 from lowtide.core.errors import (
     Cancelled,
     LowtideError,
-    OutOfMemoryError,
     OutputError,
     UsageError,
     describe_changes,
 )
 from lowtide.core.progress import Cancel, raise_if_cancelled
-from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.oom import naming_out_of_memory
 from lowtide.training.distributed import ProcessGroup
 from lowtide.training.run_config import OptimSection, RunConfig
 from lowtide.training.setup import (
@@ -243,28 +242,25 @@ class Trainer:
         started, first = time.perf_counter(), self.completed_steps
         total = config.train.total_iter
         try:
-            # Empty if the state is as far or further, as when total_iter was lowered.
-            steps = range(first, total if not self._gains_nothing else first)
-            for _, batch in zip(steps, self.task.data.prefetch(first), strict=False):
-                losses = self._run_step(batch)
-                done = self.completed_steps
-                if on_step is not None:
-                    on_step(TrainStepEvent(done, total, losses, time.perf_counter() - started))
-                if log is not None:
-                    self._log_and_save(log, validate)
-                if self._has_ended():
-                    break
-                if done < total:
-                    self._stop_if_cancelled(cancel)
+            with naming_out_of_memory(
+                lambda: f"after step {self.completed_steps:,}",
+                f"a smaller --budget, or {self.task.smaller}",
+            ):
+                # Empty if the state is as far or further, as when total_iter was lowered.
+                steps = range(first, total if not self._gains_nothing else first)
+                for _, batch in zip(steps, self.task.data.prefetch(first), strict=False):
+                    losses = self._run_step(batch)
+                    done = self.completed_steps
+                    if on_step is not None:
+                        on_step(TrainStepEvent(done, total, losses, time.perf_counter() - started))
+                    if log is not None:
+                        self._log_and_save(log, validate)
+                    if self._has_ended():
+                        break
+                    if done < total:
+                        self._stop_if_cancelled(cancel)
         except OutputError as error:
             raise self._with_progress(error) from error
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise OutOfMemoryError(
-                f"memory ran out after step {self.completed_steps:,}",
-                hint=f"a smaller --budget, or {self.task.smaller}",
-            ) from error
         finally:
             if log is not None:
                 log.close()

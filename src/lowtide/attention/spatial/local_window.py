@@ -83,8 +83,8 @@ class LocalWindowAttention(RowRegionModule):
         heads: by default one for each 32 channels.
         window: side of a window in pixels.
         shared: overlap of neighboring windows in pixels.
-        form: ``"halo"`` computes each pixel once; ``"blended"`` blends overlapping windows, as
-            ParagonSR2 does, at up to 3.2 times the work.
+        form: ``"halo"`` computes each pixel once; ``"blended"`` blends overlapping windows, at up
+            to 3.2 times the work.
         boundary: what lies beyond the image; see `WindowGeometry`.
         phase: offset of the grid of windows, (rows, columns) before the image. Alternate it between
             layers to exchange information between windows.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError, OutOfMemoryError
+from lowtide.core.errors import Cancelled, LowtideError, NotFiniteError
 from lowtide.core.heap import restored_heap_mode, set_heap_mode
 from lowtide.core.progress import Cancel, Progress, ProgressCallback, raise_if_cancelled
 from lowtide.core.units import format_bytes
@@ -23,7 +23,7 @@ from lowtide.jobs.engine.item import (
 )
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, PeakUsage
-from lowtide.memory.oom import free_exception, is_out_of_memory, trim_allocators
+from lowtide.memory.oom import OutOfMemoryCatcher, trim_allocators
 from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.streaming.planner.ledger_rows import beyond_least_margin
 
@@ -217,34 +217,28 @@ class JobPipeline:
             The job that computed it, which may be one in fp32, and the item.
         """
         while True:
-            failure: BaseException | None = None
             with item.timed():
                 if pending is None:
                     item.tries += 1
                     planned, queue_bytes = self._start(item, job)
                 else:
                     planned, queue_bytes = pending.planned, 0
+                caught = OutOfMemoryCatcher(planned.plan.device)
                 try:
-                    if pending is None:
-                        pending = self._compute(item, job, planned, queue_bytes)
-                    if commit:
-                        self._finish(pending)
+                    with caught:
+                        if pending is None:
+                            pending = self._compute(item, job, planned, queue_bytes)
+                        if commit:
+                            self._finish(pending)
+                        break
                 except NotFiniteError:
                     if planned.plan.precision == "fp32":
                         raise
-                except (OutOfMemoryError, RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    failure = error
-                else:
-                    break
-            # Outside the handler: only here can the frames that hold the tensors be freed.
             pending = None
-            if failure is not None:
-                free_exception(failure, planned.plan.device)
-                item.limit_plan(planned, failure)
+            if caught.failure is not None:
+                item.limit_plan(planned, caught.failure)
             self.commit_all()
-            if failure is None:
+            if caught.failure is None:
                 job, item.limit_bytes = job.in_fp32(self), None
                 beyond = f"values exceed the range of {planned.plan.precision}"
                 item.events.append(f"{beyond}: run again in fp32")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import BudgetError, ModelError
+from lowtide.core.errors import ModelError
 from lowtide.core.heap import trimming_heap
 from lowtide.core.units import format_seconds
 from lowtide.jobs.images.prepared import PreparedModel
@@ -18,7 +18,7 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
 from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.library_memory import reason_not_to_plan
-from lowtide.memory.oom import free_exception, is_out_of_memory
+from lowtide.memory.oom import OutOfMemoryCatcher
 from lowtide.memory.plan import Plan, RefusedCandidate
 from lowtide.memory.plan_file import PlanFile, plan_for_replay
 from lowtide.memory.process_memory import failing_beyond_container
@@ -65,25 +65,16 @@ def choose_image_plan(
     if reason is None:
         try:
             # A proof and dry runs left 20 MiB of free blocks to the run.
-            with trimming_heap(), failing_beyond_container():
+            with OutOfMemoryCatcher("cpu"), trimming_heap(), failing_beyond_container():
                 return _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
-        except (ModelError, BudgetError, MemoryError, RuntimeError) as error:
-            reason = _reason_of_failure(error)
+            reason = "memory ran out while bands were planned"
+        except ModelError as error:
+            reason = error.message
     only_whole = prepared.costs.only_whole and not overrides.only_bands
     names = ("tiled", "streamed") if only_whole else ("streamed",)
     refused = [RefusedCandidate(title=name, reason=reason) for name in names] if reason else []
     plans = _plans_below(plans, limit_bytes)
     return plans, choose_plan(plans, budget, accuracy, refused)
-
-
-def _reason_of_failure(error: Exception) -> str:
-    """Return why bands could not be planned; raises ``error`` if that is no reason."""
-    if isinstance(error, ModelError):
-        return error.message
-    if not is_out_of_memory(error):
-        raise error
-    free_exception(error, "cpu")
-    return "memory ran out while bands were planned"
 
 
 def _choose_with_bands(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from lowtide.core.errors import ModelError, OutOfMemoryError
+from lowtide.core.errors import ModelError
 from lowtide.core.heap import trim_heap, trimming_heap
 from lowtide.core.progress import Cancel, Phase, ProgressCallback, report_phase
 from lowtide.core.units import MIB
@@ -29,7 +28,7 @@ from lowtide.jobs.images.whole_image import WholeImage
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter
-from lowtide.memory.oom import is_out_of_memory
+from lowtide.memory.oom import naming_out_of_memory
 from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.memory.prediction.calibration import RunBounds, RunKind, run_bounds
@@ -97,7 +96,10 @@ def load_prepared_model(
         OutOfMemoryError: Memory ran out while the model was loaded or probed.
     """
     monitor = _Monitor(settings.model_name, meter, progress, child)
-    with _out_of_memory_named(settings.model_name):
+    with naming_out_of_memory(
+        f"while {settings.model_name} was loaded and measured",
+        "close other programs, or pass a smaller --budget so that less is tried",
+    ):
         if settings.cuda_graphs:
             require_cuda_graphs(device)
         monitor.begin()
@@ -207,20 +209,6 @@ def _finish(
         bounds,
         extra_bytes,
     )
-
-
-@contextlib.contextmanager
-def _out_of_memory_named(model: str) -> Iterator[None]:
-    """Raise `OutOfMemoryError` that names the model where memory runs out."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise OutOfMemoryError(
-            f"memory ran out while {model} was loaded and measured",
-            hint="close other programs, or pass a smaller --budget so that less is tried",
-        ) from error
 
 
 class _Monitor:

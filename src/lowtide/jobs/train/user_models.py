@@ -60,11 +60,10 @@ def load_user_model(what: Any) -> UserModel:
     """Return the module that ``what`` is, builds, or names.
 
     ``what`` is a module, a function that returns one, ``"package.module:function"``,
-    ``"path/to/file.py:function"``, ``"ldm4ts"``, a generator of trainings such as
-    ``"paragonsr2_s"`` (for twice the size), a bundled model, or a model file. Denoisers are told a
-    usual level. Python files and packages are run, with their folder (for packages the working
-    folder) first in ``sys.path``. Functions are called without arguments, on the ``meta`` device if
-    possible.
+    ``"path/to/file.py:function"``, ``"ldm4ts"``, what ``network_g.type`` of a training may be (for
+    twice the size), a bundled model, or a model file. Denoisers are told a usual level. Python
+    files and packages are run, with their folder (for packages the working folder) first in
+    ``sys.path``. Functions are called without arguments, on the ``meta`` device if possible.
 
     Raises:
         UsageError: The place does not exist or needs arguments.

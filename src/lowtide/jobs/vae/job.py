@@ -35,7 +35,7 @@ from lowtide.media.discover import FilePair
 from lowtide.memory.budget import Budget
 from lowtide.memory.cpu_half_precision import slowdown_note
 from lowtide.memory.meter import open_meter
-from lowtide.memory.oom import naming_lack_of_memory
+from lowtide.memory.oom import lacks_memory, naming_out_of_memory
 from lowtide.memory.plan import LedgerRow, Plan
 from lowtide.memory.process_memory import failing_beyond_container
 from lowtide.streaming.tiles.tile_step import DTYPES
@@ -214,7 +214,10 @@ class VaeJob:
             report_phase(self.progress, "capture", f"{name} of {model.kind}")
             reserved = device_bytes(rows[name], upper=True)
             try:
-                with failing_beyond_container(), naming_lack_of_memory(f"the {name} was planned"):
+                planned = naming_out_of_memory(
+                    f"while the {name} was planned", is_lack=lacks_memory
+                )
+                with failing_beyond_container(), planned:
                     parts[name] = model.plan(name, shape, reserved=reserved)
             except BudgetError as refusal:
                 refusals.append(refusal)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from lowtide.core.errors import OutOfMemoryError
-from lowtide.memory.oom import free_exception, is_out_of_memory
+from lowtide.memory.oom import OutOfMemoryCatcher, is_out_of_memory
 from lowtide.memory.plan import ImageGeometry, TileStrategy
 from lowtide.streaming.tiles.grid import min_tile, round_up, split_axis
 from lowtide.streaming.tiles.tile_step import NetworkTileRunner, PendingBatch
@@ -58,13 +58,11 @@ class RetryingTileRunner:
         while len(results) < len(tiles):
             group = tiles[len(results) : len(results) + self.batch]
             done = self._attempt(group)
-            if done is not None:
-                results.extend(done)
-            elif len(group) > 1 and "smaller batch" in self._tiles.recovery:
+            if not done and len(group) > 1 and "smaller batch" in self._tiles.recovery:
                 self.batch = len(group)
                 self.shrink("out of memory")
             else:
-                results.append(self._run_divided(group[0]))
+                results += done or [self._run_divided(group[0])]
         return results
 
     def run_pipelined(self, groups: Iterable[Tiles], max_in_flight: int) -> Iterator[Results]:
@@ -88,24 +86,17 @@ class RetryingTileRunner:
         """Start a group; None where it ran out of memory, now or before."""
         if len(group) > self.batch or group[0].shape in self._too_large:
             return None
-        pending = self._none_if_out_of_memory(lambda: self._step.begin(group))
-        if pending is None:
-            self._record_retry()
-        return pending
+        with OutOfMemoryCatcher(self._device):
+            return self._step.begin(group)
+        self._record_retry()
+        return None
 
     def _finish(self, group: Tiles, pending: PendingBatch | None) -> Results:
-        failure: BaseException
-        if pending is None:
-            return self(group)
-        try:
-            return list(self._step.finish(pending))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = error
+        if pending is not None:
+            with OutOfMemoryCatcher(self._device):
+                return list(self._step.finish(pending))
+            self._record_retry()
         del pending
-        free_exception(failure, self._device)
-        self._record_retry()
         return self(group)
 
     def with_retry(self, call: Callable[[], T]) -> T:
@@ -116,15 +107,8 @@ class RetryingTileRunner:
         """
         if "retry" not in self._tiles.recovery:
             return call()
-        failure: BaseException
-        try:
+        with OutOfMemoryCatcher(self._device):
             return call()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = error
-        # Outside the handler: only now can the frames that hold the tensors be freed.
-        free_exception(failure, self._device)
         result = call()
         self._record_retry()
         return result
@@ -139,26 +123,15 @@ class RetryingTileRunner:
             self.events.append(event)
         self.events[self._retry_event_index] = event
 
-    def _attempt(self, group: Tiles) -> np.ndarray | None:
-        """Return the results of a group, or None if it ran out of memory.
+    def _attempt(self, group: Tiles) -> Results:
+        """Return the results of a group, none if it ran out of memory.
 
         Twice, in this call, or before with tiles of this shape.
         """
-        if group[0].shape in self._too_large:
-            return None
-        return self._none_if_out_of_memory(lambda: self.with_retry(lambda: self._step(group)))
-
-    def _none_if_out_of_memory(self, call: Callable[[], T]) -> T | None:
-        """Return ``call()``, or None after freeing what it held if it ran out of memory."""
-        failure: BaseException
-        try:
-            return call()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            failure = error
-        free_exception(failure, self._device)
-        return None
+        if group[0].shape not in self._too_large:
+            with OutOfMemoryCatcher(self._device):
+                return list(self.with_retry(lambda: self._step(group)))
+        return []
 
     def _run_divided(self, tile: np.ndarray) -> np.ndarray:
         """Run one tile as two or more smaller ones along its longer side."""
@@ -183,8 +156,7 @@ class RetryingTileRunner:
         for index, start in enumerate(layout.starts):
             low, high = layout.span(index)
             piece = tile.take(range(start, start + layout.tile), axis=axis)
-            done = self._attempt([piece])
-            result = done[0] if done is not None else self._run_divided(piece)
+            (result,) = self._attempt([piece]) or [self._run_divided(piece)]
             keep = slice((low - start) * scale, (high - start) * scale)
             parts.append(result[:, keep] if axis else result[keep])
         return self.with_retry(lambda: np.concatenate(parts, axis))

@@ -77,25 +77,6 @@ def no_past_runs(private_cache):
         path.unlink()
 
 
-@pytest.fixture
-def on_amd(monkeypatch):
-    """A processor for which oneDNN's attention is taken, whatever this one is."""
-    from lowtide.attention.backends import chunked
-    from lowtide.attention.functional import resolve_cached
-    from lowtide.attention.spec import LocalDevice
-
-    if chunked.OneDnnBackend().missing_requirement(LocalDevice()) is not None:
-        pytest.skip("PyTorch is built without oneDNN for x86")
-    monkeypatch.setattr(chunked, "is_amd", lambda: True)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    resolve_cached.cache_clear()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    resolve_cached.cache_clear()
-
-
 @pytest.fixture(scope="session")
 def photo():
     """The example photograph, (400, 600, 3) uint8."""

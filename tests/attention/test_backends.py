@@ -11,11 +11,9 @@ from lowtide.attention.functional import attention
 from lowtide.attention.spec import AttentionSpec, LocalDevice, describe_call
 from lowtide.memory.live_peak import live_peak_bytes
 
-# What needs no more than PyTorch; oneDNN's, which knows plain attention alone, has its own tests.
+# What needs no more than PyTorch.
 HERE = [
-    name
-    for name, backend in BACKENDS.items()
-    if backend.missing_requirement(LocalDevice()) is None and name != "onednn"
+    name for name, backend in BACKENDS.items() if backend.missing_requirement(LocalDevice()) is None
 ]
 FAST = [name for name in HERE if name != "reference"]
 MASKS = ("none", "bool", "float", "learned", "heads only", "row", "blind rows")

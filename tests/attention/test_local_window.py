@@ -110,11 +110,7 @@ def test_low_precision_is_no_worse_than_plain_operators(dtype, form):
 
 @pytest.mark.parametrize(
     "backend",
-    [
-        name
-        for name, one in BACKENDS.items()
-        if one.missing_requirement(LocalDevice()) is None and name != "onednn"  # which has no fp64
-    ],
+    [name for name, one in BACKENDS.items() if one.missing_requirement(LocalDevice()) is None],
 )
 def test_every_backend_gives_the_same(backend):
     module, image = drawn(5)

@@ -164,8 +164,6 @@ def exp2_softmax_matmul(
     scores: Callable[[], Tensor],
     matmul_values: Callable[[Tensor], Tensor],
     out: Tensor,
-    *,
-    zero_fully_masked: bool = False,
 ) -> None:
     """Write softmax(scores / `LOG2_E`) · values into ``out``.
 
@@ -177,9 +175,8 @@ def exp2_softmax_matmul(
     Args:
         scores: computes the scores, (..., queries, keys); called again if they are needed again.
         matmul_values: multiplies weights, (..., queries, keys), with the values.
-        out: (..., queries, channels), written in place.
-        zero_fully_masked: whether a query that sees no key (all scores are -inf) gets zeros;
-            otherwise it gets NaN, as from softmax.
+        out: (..., queries, channels), written in place. A query that sees no key (all scores are
+            -inf) gets NaN, as from softmax.
     """
     weights = scores()
     sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
@@ -192,12 +189,9 @@ def exp2_softmax_matmul(
         return
     within = (sums >= _LEAST_SUM) & (sums <= _MOST_SUM)
     weights = scores()
-    largest = weights.amax(-1, keepdim=True)
-    sums = torch.exp2(weights.sub_(largest), out=weights).sum(-1, keepdim=True)
-    found = matmul_values(weights).div_(sums)
-    if zero_fully_masked:
-        found.masked_fill_(largest == -torch.inf, 0)
-    torch.where(within, out, found, out=out)
+    weights.sub_(weights.amax(-1, keepdim=True))
+    sums = torch.exp2(weights, out=weights).sum(-1, keepdim=True)
+    torch.where(within, out, matmul_values(weights).div_(sums), out=out)
 
 
 def to_contiguous(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress, product
 from typing import Literal, Protocol
 
@@ -27,24 +27,12 @@ class AttentionDevice(Protocol):
         ...
 
 
-def _threads() -> int:
-    """Return PyTorch's number of threads, 0 while compiling.
-
-    Dynamo cannot trace the query, and compiled code takes no backend that depends on it.
-    """
-    return 0 if torch.compiler.is_compiling() else torch.get_num_threads()
-
-
 @dataclass(frozen=True)
 class LocalDevice:
-    """A CPU or CUDA device of this machine.
-
-    ``threads`` is PyTorch's number of CPU threads, on which the best backend depends.
-    """
+    """A CPU or CUDA device of this machine."""
 
     kind: Literal["cpu", "cuda"] = "cpu"
     capability: tuple[int, int] = (0, 0)
-    threads: int = field(default_factory=_threads)
 
     @staticmethod
     def of(device: torch.device) -> LocalDevice:

@@ -1,4 +1,4 @@
-"""CPU model and vendor, from ``/proc/cpuinfo``."""
+"""CPU model and features, from ``/proc/cpuinfo``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ def cpu_name() -> str:
     name, *_ = *cpuinfo_field("model name"), platform.processor()
     numbers = cpuinfo_field("cpu family")[:1] + cpuinfo_field("model\t")[:1]
     return f"{name} (family {', model '.join(numbers)})" if len(numbers) == 2 else name
-
-
-def is_amd() -> bool:
-    """Return whether the CPU is made by AMD; works on Windows too."""
-    return "AuthenticAMD" in (*cpuinfo_field("vendor_id")[:1], platform.processor().split(", ")[-1])
 
 
 def cpuinfo_field(key: str) -> list[str]:

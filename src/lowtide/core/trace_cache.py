@@ -1,4 +1,4 @@
-"""What is done once while a model is traced: shared values, and identical calls.
+"""Values that a model makes once while it is traced.
 
 Models recompute some values in every block; in the graph they appear once. None may outlive the
 trace: they are not made of numbers.
@@ -18,8 +18,6 @@ _cached_values: ContextVar[dict[str, Any] | None] = ContextVar("_made", default=
 # Held while a module is traced, which PyTorch does for one at a time in a process: it replaces the
 # module's weights meanwhile. Whoever runs a module that may be traced holds it too.
 TRACE_LOCK = threading.RLock()
-
-_repeats: ContextVar[int] = ContextVar("_times", default=1)
 
 
 @contextlib.contextmanager
@@ -57,24 +55,3 @@ def cached_in_trace(key: object, make: Callable[[], _Made]) -> _Made:
     if text not in known:
         known[text] = make()
     return known[text]
-
-
-def repeat_count() -> int:
-    """Return how many calls the current one is traced for; 1 outside `repeat_call`."""
-    return _repeats.get()
-
-
-def repeat_call(count: int, call: Callable[[int], object], *, identical: bool) -> None:
-    """Call ``call`` with 0 to ``count`` - 1, or once for all if they are ``identical``.
-
-    ``identical`` calls take the same memory: ``call(0)`` is then traced for all of them.
-    """
-    if not identical:
-        for number in range(count):
-            call(number)
-    elif count:
-        token = _repeats.set(_repeats.get() * count)
-        try:
-            call(0)
-        finally:
-            _repeats.reset(token)

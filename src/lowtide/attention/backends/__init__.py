@@ -10,7 +10,7 @@ from lowtide.attention.backends.backend import (
     MissingRequirement,
     ReferenceBackend,
 )
-from lowtide.attention.backends.chunked import ChunkedBackend, OneDnnBackend
+from lowtide.attention.backends.chunked import ChunkedBackend
 from lowtide.attention.backends.packages import Flash2Backend, FlexBackend, SageBackend
 from lowtide.attention.backends.sdpa import SdpaBackend
 from lowtide.core.errors import UsageError
@@ -18,7 +18,6 @@ from lowtide.core.errors import UsageError
 __all__ = ["BACKENDS", "AttentionBackend", "MissingRequirement", "get_backend"]
 
 _ALL: tuple[AttentionBackend, ...] = (
-    OneDnnBackend(),
     SdpaBackend("flash"),
     SdpaBackend("cudnn"),
     SdpaBackend("efficient"),

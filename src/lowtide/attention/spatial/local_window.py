@@ -71,8 +71,7 @@ class LocalWindowAttention(RowRegionModule):
 
     - FLOPs: 8·N·C² for the projections, and 4·C·N·(q·w / t)² for attention, less at borders;
     - memory in addition to input and result: about 3·(C·w·W + C·q·(w / t)·W) elements for images W
-      wide, independent of their height; with the backend ``onednn`` q²·w² more, the scores of one
-      head, and as many again with a bias.
+      wide, independent of their height.
 
     Exact up to rounding: equal to the formula (halo, HaloNet, arXiv 2103.12731) for every size.
     Images smaller than a window get global attention. Pixels that are not finite make the results

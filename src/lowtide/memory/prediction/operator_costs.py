@@ -170,7 +170,7 @@ def multiply_adds(trace: MemoryTrace, phases: Collection[str] | None = None) -> 
     definitions, whatever the kernels do.
     """
     return sum(
-        op.repeats * multiply_adds_of(op.call)
+        multiply_adds_of(op.call)
         for number, op in enumerate(trace.ops)
         if op.call is not None and (phases is None or trace.phase(number) in phases)
     )
@@ -268,7 +268,7 @@ def roofline_seconds(trace: MemoryTrace, profile: DeviceProfile) -> float:
 
     Only operators with a recorded call count, so ``trace`` must be made with ``keep_calls``.
     """
-    return sum(op.repeats * _seconds(op, profile) for op in trace.ops if op.call is not None)
+    return sum(_seconds(op, profile) for op in trace.ops if op.call is not None)
 
 
 def _seconds(op: OpRecord, profile: DeviceProfile) -> float:

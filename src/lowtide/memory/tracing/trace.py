@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.core.trace_cache import repeat_count
-
 Kind = Literal["weights", "gradients", "optimizer", "inputs", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "inputs", "activations")
 # Row names in ledgers.
@@ -45,14 +43,13 @@ class OpRecord(NamedTuple):
     """One operator call, with the bytes alive before it and with its results.
 
     ``call`` is the input of `signature` in ``prediction.op_signature``, or None for operators that
-    need no memory beyond their results. The record stands for ``repeats`` calls in sequence.
+    need no memory beyond their results.
     """
 
     name: str
     bytes_before: int
     bytes_after: int
     call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None
-    repeats: int = 1
 
     @property
     def result_bytes(self) -> int:
@@ -253,9 +250,7 @@ class MemoryTracer(TorchDispatchMode):
         result = self._call(func, args, kwargs)
         self._add(result)
         if self._live_bytes != before or call is not None:
-            self.trace.ops.append(
-                OpRecord(func.__name__, before, self._live_bytes, call, repeat_count())
-            )
+            self.trace.ops.append(OpRecord(func.__name__, before, self._live_bytes, call))
         return result
 
     def _add(self, result: Any) -> None:

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from lowtide.attention import cpu_ops
 from lowtide.attention.backends import get_backend
-from lowtide.attention.backends.chunked import OneDnnBackend
-from lowtide.attention.functional import resolve_cached
 from lowtide.attention.sdpa_rules import sdpa_kernel_for
-from lowtide.attention.spec import AttentionCall, AttentionSpec, LocalDevice
+from lowtide.attention.spec import AttentionCall, LocalDevice
 from lowtide.streaming.capture.graph import GraphNode, NodeRef
 from lowtide.streaming.rules.fuse_window_attention import fuse_window_attention
 from lowtide.streaming.rules.rule import (
@@ -265,7 +263,7 @@ def lower_scaled_dot_product(node: GraphNode, context: LoweringContext) -> RowOp
         return target(pieces[0], whole[0], whole[1], seen, dropout, False, **extra)
 
     inputs = tuple(arg.node for arg in node.args[:3])
-    step = RowOp(
+    return RowOp(
         query,
         inputs[:1],
         (*inputs[1:], *masks),
@@ -274,8 +272,6 @@ def lower_scaled_dot_product(node: GraphNode, context: LoweringContext) -> RowOp
         sliced_dims=slices,
         row_workspace_bytes=scores,
     )
-    plain = not masks and not causal
-    return (_onednn_attention(node, context, step) if plain else None) or step
 
 
 def _unit_strided(run: Run) -> Run:
@@ -328,32 +324,6 @@ def _causal_mask(span: Span, keys: Tensor) -> Tensor:
     """Return which keys (..., S, E) the queries of a span attend to: theirs and all before."""
     places = torch.arange(max(span[1], keys.shape[-2]), device=keys.device)
     return places[slice(*span), None] >= places[: keys.shape[-2]]
-
-
-def _onednn_attention(node: GraphNode, context: LoweringContext, step: RowOp) -> RowOp | None:
-    """Return ``step`` on the oneDNN backend if that is the choice for this attention.
-
-    It is chosen for the whole and used for all bands, since another backend would round
-    differently.
-    """
-    call = _attention_call(node, context)
-    if call.dims != 4 or not context.graph.on_cpu:
-        return None
-    backend = get_backend(resolve_cached(call, LocalDevice(), None, None).backend)
-    if not isinstance(backend, OneDnnBackend):
-        return None
-    spec = AttentionSpec(node.kwargs.get("scale"))
-
-    def run(span: Span, pieces: Sequence[Tensor], whole: Sequence[Tensor]) -> Tensor:
-        return backend.run(pieces[0], whole[0], whole[1], None, spec)
-
-    tokens = call.query_tokens // step.rows.size
-
-    def taken(rows: int) -> int:
-        return backend.block_bytes(replace(call, query_tokens=rows * tokens))
-
-    copies = 0 if call.heads == 1 else backend.copied_bytes(call)
-    return replace(step, run=run, row_workspace_bytes=taken, fixed_workspace_bytes=copies)
 
 
 RULES: dict[str, Rule] = {

@@ -90,21 +90,38 @@ def test_what_was_made_with_other_settings_is_not_used(video, model, tmp_path):
     assert not segments_folder(target).exists()
 
 
+def heed_ctrl_c():
+    """Not to ignore what the tests were told to ignore, as in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("how_stopped", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("operation", ["encode", "decode"])
-def test_killed_and_restarted_equals_undisturbed(operation, video, latents, model, tmp_path):
+def test_stopped_and_restarted_equals_undisturbed(
+    operation, how_stopped, video, latents, model, tmp_path
+):
+    """By Ctrl-C, after which all that is left is the folder of segments, whole, or by a kill."""
     how, source = settings(operation, model), latents if operation == "decode" else video
-    calm, target = (tmp_path / part / name(operation) for part in ("calm", "killed"))
+    calm, target = (tmp_path / part / name(operation) for part in ("calm", "stopped"))
     RUNS[operation](source, calm, **how)
+    work = segments_folder(target)
     options = [f"--{key}={value}" for key, value in how.items()]
     command = [sys.executable, "-m", "lowtide", "vae", operation, source, "-o", target, *options]
-    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while not list(segments_folder(target).glob("*.state")) and job.poll() is None:
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    job = subprocess.Popen(command, preexec_fn=heed_ctrl_c, **pipes)
+    while not list(work.glob("*.state")) and job.poll() is None:
         time.sleep(0.01)
-    job.send_signal(signal.SIGKILL)
-    job.communicate()
-    assert job.returncode == -signal.SIGKILL, "the kill must hit a running job"
+    job.send_signal(how_stopped)
+    _, said = job.communicate()
+    if how_stopped == signal.SIGKILL:
+        assert job.returncode == -signal.SIGKILL, "the kill must hit a running job"
+    else:
+        assert job.returncode == 130, said
+        assert "interrupted" in said and "Traceback" not in said
+        assert [one.name for one in work.parent.iterdir()] == [work.name]
+        assert not [one.name for one in work.rglob("*") if ".part" in one.name]
     assert all(one.name.startswith(".") for one in target.parent.iterdir())
     done = RUNS[operation](source, target, **how).clips[0]
     assert done.frames_resumed > 0
     assert target.read_bytes() == calm.read_bytes()
-    assert not segments_folder(target).exists()
+    assert [one.name for one in target.parent.iterdir()] == [target.name]

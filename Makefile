@@ -63,8 +63,9 @@ $(OLDEST)/constraints.txt: pyproject.toml constraints.txt
 # What measures and plans, as on processors without AVX2 and without AVX-512. The cache of PyTorch's
 # compiler does not tell these apart: code of one gives garbage as the other.
 test-isa: $(VENV)/.dev
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 TORCHINDUCTOR_CACHE_DIR=$$(mktemp -d) $(MAKE) test TESTS="$(MEASURED)"
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 TORCHINDUCTOR_CACHE_DIR=$$(mktemp -d) $(MAKE) test TESTS="$(MEASURED)"
+	caches=$$(mktemp -d) && trap 'rm -r "$$caches"' EXIT && \
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 TORCHINDUCTOR_CACHE_DIR="$$caches/sse" $(MAKE) test TESTS="$(MEASURED)" && \
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 TORCHINDUCTOR_CACHE_DIR="$$caches/avx2" $(MAKE) test TESTS="$(MEASURED)"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow

@@ -35,7 +35,7 @@ from lowtide.memory.prediction.estimate import estimate
 from lowtide.memory.tracing.checkpointing import CHECKPOINTING
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.steps import NullStepObserver, TrainingStep, input_tensors
-from lowtide.memory.tracing.trace import record_trace
+from lowtide.memory.tracing.trace import MemoryTracer
 
 THREADS = 2
 _SAMPLE_SECONDS = 0.001
@@ -160,8 +160,12 @@ def live(row: Row) -> dict[str, Any]:
     run, holding = step.prepare(model), Holding()
     inside = live_peak_bytes(lambda: run(holding))
     known = _bytes_of([*model_tensors(model), *input_tensors(step), *holding.tensors])
-    trace = record_trace(run, weights=model_tensors(model), inputs=input_tensors(step))
-    return {"live_measured_bytes": trace.peak_bytes, "c10_peak_bytes": inside + known}
+    tracer = MemoryTracer()
+    tracer.label(model_tensors(model), "weights")
+    tracer.label(input_tensors(step), "inputs")
+    with tracer:
+        run(tracer)
+    return {"live_measured_bytes": tracer.trace.peak_bytes, "c10_peak_bytes": inside + known}
 
 
 def predict(row: Row) -> dict[str, Any]:

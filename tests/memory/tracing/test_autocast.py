@@ -16,7 +16,7 @@ from lowtide.memory.prediction.estimate import trace_step, traced_estimate
 from lowtide.memory.profiles import load_profile
 from lowtide.memory.profiles.simulated_device import simulate_autocast
 from lowtide.memory.tracing.steps import TrainingStep
-from lowtide.memory.tracing.trace import MemoryTracer, record_trace
+from lowtide.memory.tracing.trace import MemoryTracer
 
 GPU, CPU = load_profile("rtx3060-12gb"), load_profile("cpu")
 
@@ -118,13 +118,13 @@ def test_the_cpu_and_no_autocast_stay_as_they_are(call: str) -> None:
 
 
 def test_a_sum_takes_no_copy_of_what_it_reads() -> None:
-    def run(tracer: MemoryTracer) -> None:
-        with simulate_autocast(GPU), torch.autocast("cpu", torch.bfloat16):
-            x.sum((2, 3))
-
+    tracer = MemoryTracer()
     with FakeTensorMode():
         x = torch.empty(2, 8, 64, 64, dtype=torch.bfloat16)
-        assert record_trace(run, inputs=[x]).peak_bytes == 2 * 8 * 64 * 64 * 2 + 2 * 8 * 4
+        tracer.label([x], "inputs")
+        with tracer, simulate_autocast(GPU), torch.autocast("cpu", torch.bfloat16):
+            x.sum((2, 3))
+    assert tracer.trace.peak_bytes == 2 * 8 * 64 * 64 * 2 + 2 * 8 * 4
 
 
 class Norms(nn.Module):

@@ -13,13 +13,16 @@ from lowtide.memory.prediction.estimate import trace_step
 from lowtide.memory.tracing.fake import model_tensors
 from lowtide.memory.tracing.fake_fixes import pointwise_strides, view_strides
 from lowtide.memory.tracing.steps import InferenceStep, Step, TrainingStep, input_tensors
-from lowtide.memory.tracing.trace import MemoryTracer, record_trace
+from lowtide.memory.tracing.trace import MemoryTracer
 
 
 def real_trace(model: nn.Module, step: Step):
-    return record_trace(
-        step.prepare(model), weights=model_tensors(model), inputs=input_tensors(step)
-    )
+    run, tracer = step.prepare(model), MemoryTracer()
+    tracer.label(model_tensors(model), "weights")
+    tracer.label(input_tensors(step), "inputs")
+    with tracer:
+        run(tracer)
+    return tracer.trace
 
 
 class Block(nn.Module):
@@ -187,14 +190,17 @@ def test_checkpointing_changes_no_gradient() -> None:
 
 
 def test_storages_are_counted_once_and_followed_to_their_end() -> None:
-    def work(tracer: MemoryTracer) -> None:
+    def work() -> None:
         first = torch.zeros(1000)
         second = first.view(10, 100)[2:]  # no storage of its own
         first = second * 2
         del second
         torch.ones(1, dtype=torch.uint8)
 
-    trace = record_trace(work)
+    tracer = MemoryTracer()
+    with tracer:
+        work()
+    trace = tracer.trace
     assert trace.peak_bytes == 4000 + 3200
     assert list(trace.live_bytes())[-1] == 0
 

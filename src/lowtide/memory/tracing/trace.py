@@ -310,22 +310,3 @@ def _may_need_workspace(func: Any) -> bool:
         for argument in func._schema.arguments
     )
     return func.namespace not in ("prim", "profiler") and not aliases
-
-
-def record_trace(
-    run: Callable[[MemoryTracer], Any],
-    *,
-    weights: Iterable[Tensor] = (),
-    inputs: Iterable[Tensor] = (),
-) -> MemoryTrace:
-    """Run ``run(tracer)`` and return its trace.
-
-    ``weights`` and ``inputs``, tensors of any shape, count as alive from the start.
-    """
-    tracer = MemoryTracer()
-    tracer.label(weights, "weights")
-    tracer.label(inputs, "inputs")
-    del weights, inputs  # tensors that the model replaces must be freed
-    with tracer:
-        run(tracer)
-    return tracer.trace

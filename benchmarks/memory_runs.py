@@ -122,7 +122,7 @@ def _plan(row: RunRow, picture: Path, folder: Path, options: dict[str, Any]) -> 
 
     def planned(budget: int) -> Any:
         target, given = folder / "out.png", {**row.options, **options}
-        return lowtide.plan(picture, target, budget=budget, **given).images[0]
+        return lowtide.plan(picture, target, budget=budget, force=True, **given).images[0]
 
     image = planned(PLENTY)
     if row.scarce:

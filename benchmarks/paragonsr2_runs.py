@@ -141,7 +141,7 @@ def plan(weights: str, source: str, target: str, budget: str) -> None:
     tune_heap()  # as the command line does
     import lowtide
 
-    lowtide.plan(source, target, model=weights, budget=budget, **_STREAMED)
+    lowtide.plan(source, target, model=weights, budget=budget, force=True, **_STREAMED)
 
 
 def upscale(weights: str, source: str, target: str, budget: str) -> dict[str, Any]:

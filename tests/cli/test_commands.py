@@ -14,7 +14,7 @@ HELP = [
     (["bench", "upscale"], ["--only", "--json", "conservative"]),
     (["upscale"], ["--budget", "--tile-batch-size", "--strip-metadata", "--json"]),
     (["plan"], ["upscale"]),
-    (["plan", "upscale"], ["--budget", "writes nothing"]),
+    (["plan", "upscale"], ["--budget", "writes no result", "--report"]),
     (["models"], ["bundled"]),
     (["doctor"], ["--json"]),
 ]
@@ -55,12 +55,56 @@ def test_a_plan_takes_every_option_of_its_job(job):
     assert of_job - of_plan == {"--dry-run"}
 
 
-def test_a_plan_writes_nothing_whatever_is_asked_for(lowtide, source, out):
-    more = "--streams", "2", "--force", "--report", "--comparison", out.with_name("detail.png")
-    for job in ("upscale", "denoise"):
-        planned = lowtide("plan", job, source, "-o", out, "-b", "256MiB", *more, "--json")
-        assert planned.json["images"][0]["status"] == "planned"
-    assert [path.name for path in out.parent.iterdir()] == [source.name]
+@pytest.mark.parametrize("job", ["upscale", "denoise"])
+def test_a_plan_refuses_what_its_run_would_refuse_to_write(lowtide, source, out, job):
+    """And takes it by the same option."""
+    words = job, source, "-o", out, "-b", "256MiB"
+    out.write_bytes(b"of somebody else")
+    refused = lowtide("plan", *words)
+    assert refused.code == lowtide(*words).code == 2
+    assert f"{out} already exists" in refused.err
+    picture = out.with_name("detail.png")
+    more = "--streams", "2", "--force", "--comparison", picture, "--json"
+    assert lowtide("plan", *words, *more).json["images"][0]["status"] == "planned"
+    picture.touch()
+    refused = lowtide("plan", *words, "-o", out.with_name("new.png"), "--comparison", picture)
+    assert f"{picture} already exists" in refused.err
+    assert out.read_bytes() == b"of somebody else"
+    assert not list(out.parent.glob("*.json"))
+
+
+def test_the_report_of_a_plan_is_run_unchanged(lowtide, source, out):
+    planned = lowtide("plan", "upscale", source, "-o", out, "--tile", 32, "--report", "--json")
+    report = out.with_name("out.png.lowtide.json")
+    image = json.loads(report.read_text())["image"]
+    assert image["status"] == "planned"
+    assert image["plan"] == planned.json["images"][0]["plan"]
+    run = lowtide("upscale", source, "-o", out, "--plan", report, "--report", "--json")
+    assert run.json["images"][0]["plan"]["strategy"] == image["plan"]["strategy"]
+    assert json.loads(report.read_text())["image"]["status"] == "done"
+    nowhere = lowtide("plan", "upscale", source, "--report")
+    assert (nowhere.code, "no output is given" in nowhere.err) == (2, True)
+    table = lowtide("plan", "upscale", source, "-o", out, "--report", "--all-devices")
+    assert (table.code, "no --report" in table.err) == (2, True)
+
+
+def test_a_plan_skips_what_its_run_would_skip(lowtide, source, tmp_path, save):
+    folder = tmp_path / "in"
+    save(folder / "a.png", np.full((12, 16, 3), 90, np.uint8))
+    words = "upscale", folder, "-o", tmp_path / "out", "-b", "256MiB", "--json"
+    assert lowtide("plan", *words).json["images"][0]["status"] == "planned"
+    assert not (tmp_path / "out").exists()
+    assert lowtide(*words).code == 0
+    save(folder / "b.png", np.full((12, 16, 3), 90, np.uint8))
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    planned = lowtide("plan", *words).json
+    assert [one["status"] for one in planned["images"]] == ["skipped", "planned"]
+    again = lowtide("plan", *words, "--force").json
+    assert [one["status"] for one in again["images"]] == ["planned", "planned"]
+    other = lowtide("plan", *words, "--tile", 32).json["images"]
+    assert [one["status"] for one in other] == ["failed", "planned"]
+    assert "was made with other settings" in other[0]["error"]
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
 def test_version(lowtide):

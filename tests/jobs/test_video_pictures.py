@@ -89,7 +89,7 @@ def test_what_a_file_crops_is_not_shown(tmp_path, name):
         assert frame.shape == (2 * height, 2 * width, 3)
         assert frame.max() < (DARK + BRIGHT) / 2  # nothing of what was outside
     assert any("crops" in note for note in item.notes) == (name != "header.mp4")
-    planned = lowtide.video(source, target, dry_run=True).videos[0]
+    planned = lowtide.video(source, target, dry_run=True, force=True).videos[0]
     assert (planned.out_width, planned.out_height) == (2 * width, 2 * height)
 
 

@@ -28,16 +28,16 @@ _EXIT_CODES = (
 _PLANS = {
     "upscale": (
         "plan_commands:plan_upscale",
-        "Predict what upscaling would do and use: reads headers only, writes nothing.",
+        "Predict what upscaling would do and use: reads headers only, writes no result.",
     ),
     "denoise": (
         "plan_commands:plan_denoise",
-        "Predict what denoising would do and use: estimates noise levels, writes nothing.",
+        "Predict what denoising would do and use: estimates noise levels, writes no result.",
     ),
     "video": (
         "plan_commands:plan_video",
         "Predict what upscaling a video would do and use: reads packets, decodes one frame, writes"
-        " nothing.",
+        " no result.",
     ),
     "train": (
         "plan_train:train",

@@ -61,7 +61,7 @@ def denoise(
     model unless the report says otherwise, and then it states the error. A stopped folder
     resumes where it was.
     """
-    target = named_output(output, "denoised/", dry_run=settings["dry_run"])
+    target = named_output(output, "denoised/", settings)
     run_and_print_job(_load, inputs, target, reference=reference, comparison=comparison, **settings)
 
 

@@ -35,12 +35,17 @@ def run_and_print_job(
     print_result(result, lambda: print_report(result), result.raise_for_failures, as_json=as_json)
 
 
-def named_output(output: str | None, planned: str, *, dry_run: bool) -> str:
-    """Return where results go, which a dry run need not be told: it writes nothing.
+def named_output(output: str | None, planned: str, settings: dict[str, Any]) -> str:
+    """Return where results go, which a dry run need not be told.
+
+    Then it is ``planned``, and whatever is there has not been asked about.
 
     Raises:
         UsageError: There is none.
     """
-    if output is None and not dry_run:
+    if output is not None:
+        return output
+    if not settings["dry_run"] or settings["report"]:
         raise UsageError("no output is given", hint="add -o OUTPUT")
-    return planned if output is None else output
+    settings["force"] = True
+    return planned

@@ -5,9 +5,8 @@ Each takes the options of the command whose run it predicts.
 
 from __future__ import annotations
 
-import copy
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +14,7 @@ from lowtide.cli import denoise as denoise_command
 from lowtide.cli import upscale as upscale_command
 from lowtide.cli import video as video_command
 from lowtide.cli.common_options import option
+from lowtide.cli.image_command import named_output
 from lowtide.cli.shell import error_detail, report_errors
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
@@ -22,8 +22,10 @@ from lowtide.core.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from lowtide.jobs.upscale.report import UpscaleReport
 
-# Options of what is written, which a plan takes and does not show.
-_WRITING = ("force", "report", "comparison", "reference")
+_WRITING = (
+    "An output that the run would refuse is refused here too. --report writes the plan of each"
+    " input, next to where its result would be."
+)
 _DEVICE = Annotated[
     str,
     option(
@@ -50,17 +52,20 @@ _ALL_DEVICES = inspect.Parameter(
 def plan_command(command: Any, help: str, *added: inspect.Parameter) -> Any:
     """Return the command that plans what ``command`` does, with its options and those ``added``.
 
-    All but ``--dry-run`` are taken, so that "plan" may stand before any job's words.
+    All but ``--dry-run`` are taken, so that "plan" may stand before any job's words: what the job
+    would refuse for what it writes, its plan refuses too, and with ``--report`` the plan of each
+    input is written where the report on its result would be.
     """
 
     def plan(all_devices: bool = False, **given: Any) -> None:
+        given["dry_run"] = True
         if all_devices:
             _plan_all_devices(given)
         else:
-            command(**given, dry_run=True)
+            command(**given)
 
     shape = inspect.signature(command, eval_str=True)
-    plan.__doc__ = help
+    plan.__doc__ = f"{help}\n\n{_WRITING}"
     result = report_errors(plan)
     kept = [_parameter(one) for name, one in shape.parameters.items() if name != "dry_run"]
     result.__signature__ = shape.replace(parameters=[*kept, *added])  # pyright: ignore[reportFunctionMemberAccess]
@@ -69,14 +74,7 @@ def plan_command(command: Any, help: str, *added: inspect.Parameter) -> Any:
 
 def _parameter(one: inspect.Parameter) -> inspect.Parameter:
     """Return an option of a job as its plan has it."""
-    if one.name == "device":
-        return one.replace(annotation=_DEVICE)
-    if one.name not in _WRITING:
-        return one
-    kind, shown = get_args(one.annotation)
-    hidden = copy.copy(shown)
-    hidden.hidden = True
-    return one.replace(annotation=Annotated[kind, hidden])
+    return one.replace(annotation=_DEVICE) if one.name == "device" else one
 
 
 def _plan_all_devices(given: dict[str, Any]) -> None:
@@ -84,10 +82,13 @@ def _plan_all_devices(given: dict[str, Any]) -> None:
 
     if given["device"] != "auto":
         raise UsageError("--all-devices and --device contradict each other", hint="drop one")
-    as_json, inputs, output = given.pop("as_json"), given.pop("inputs"), given.pop("output")
-    for name in ("quiet", "tile_auto", *_WRITING):
-        given.pop(name, None)
-    reports = plan_on_all_devices(inputs, output or "upscaled/", **given)
+    if given["report"]:
+        raise UsageError("--all-devices has a table of plans, no --report", hint="--json")
+    given["output"] = named_output(given["output"], "upscaled/", given)
+    as_json = given.pop("as_json")
+    for name in ("quiet", "tile_auto", "report", "dry_run"):
+        given.pop(name)
+    reports = plan_on_all_devices(**given)
     if as_json:
         import json
 
@@ -139,15 +140,15 @@ def _table(reports: dict[str, UpscaleReport | LowtideError]) -> list[str]:
 
 plan_upscale = plan_command(
     upscale_command.upscale,
-    "Predict what upscaling would do and use: reads headers only, writes nothing.",
+    "Predict what upscaling would do and use: reads headers only, writes no result.",
     _ALL_DEVICES,
 )
 plan_denoise = plan_command(
     denoise_command.denoise,
-    "Predict what denoising would do and use: estimates noise levels, writes nothing.",
+    "Predict what denoising would do and use: estimates noise levels, writes no result.",
 )
 plan_video = plan_command(
     video_command.video,
-    "Predict what upscaling a video would do and use: reads packets, decodes one frame, writes"
-    " nothing.",
+    "Predict what upscaling a video would do and use: reads packets, decodes one frame, writes no"
+    " result.",
 )

@@ -56,7 +56,7 @@ def upscale(
     """
     if tile_auto and settings["tile"] is not None:
         raise UsageError("--tile-auto and --tile contradict each other", hint="drop one of them")
-    target = named_output(output, "upscaled/", dry_run=settings["dry_run"])
+    target = named_output(output, "upscaled/", settings)
     run_and_print_job(_load, inputs, target, comparison=comparison, **settings)
 
 

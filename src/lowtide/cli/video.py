@@ -33,7 +33,7 @@ def video(inputs: Inputs, output: Output = None, **settings: Any) -> None:
     resumes where it was, by the same command. Numbered images are a video too: a folder of them,
     or 'frames/%05d.png', as input with --fps, as output, or both.
     """
-    target = named_output(output, "upscaled/", dry_run=settings["dry_run"])
+    target = named_output(output, "upscaled/", settings)
     run_and_print_job(_load, inputs, target, **settings)
 
 

@@ -15,7 +15,6 @@ from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.denoise.volumes.job import DenoiseVolumeJob
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.keywords import ImageKeywords
-from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, named_inputs, run_images
 from lowtide.media.discover import count_by_kind
 from lowtide.models.denoiser.config import SchedulerName
@@ -75,9 +74,9 @@ def denoise(
         inputs: Files, folders (their tree is mirrored) or glob patterns.
         output: A file for one file, unless a folder has that name or a separator ends it, else a
             folder.
-        dry_run: Estimate noise levels and plan, but run and write nothing.
+        dry_run: Estimate noise levels and plan, but run nothing and write no result.
         force: Replace files and redo finished work.
-        sidecar: Write a report next to each result.
+        sidecar: Write a report next to each result, or a plan where it would be.
         reference: A clean file for one input, or a folder with a clean file of the same relative
             name for each: reports have `scores`, of the files as they were written.
         comparison: Picture of a detail: noisy, denoised, by non-local means, and the residual.
@@ -104,19 +103,18 @@ def denoise(
     comparisons = ReferenceFiles.find(
         job_type.media_kind, inputs, output, chosen, reference, comparison, force=force
     )
-    if dry_run:
-        return plan_images(job_type, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(
         job_type,
         chosen,
         inputs,
         output,
+        dry_run=dry_run,
         force=force,
         sidecar=sidecar,
         progress=progress,
         cancel=cancel,
     )
-    if comparisons is not None:
+    if not dry_run:
         comparisons.make(report, sidecar=sidecar, cancel=cancel)
     return report
 

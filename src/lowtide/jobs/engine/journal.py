@@ -34,7 +34,7 @@ from lowtide.core.atomic_file import (
 )
 from lowtide.core.errors import OutputError
 from lowtide.core.folder_lock import open_locked
-from lowtide.core.input_file import exists, file_sha256
+from lowtide.core.input_file import exists, file_sha256, is_file
 from lowtide.core.signal import ClosedOnExit
 
 JOURNAL_NAME = ".lowtide-journal.jsonl"
@@ -43,12 +43,14 @@ JOURNAL_NAME = ".lowtide-journal.jsonl"
 class JobJournal(ClosedOnExit):
     """Journal of one output folder, locked against a second job while open.
 
+    With ``read_only`` it is what the file says now: nothing is locked, written or made.
+
     Raises:
         OutputError: Another job holds the lock, the file cannot be written, or it is a link or
             not a journal.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
         self.folder = folder
         self._path = folder / JOURNAL_NAME
         self._new_folders = [path for path in (folder, *folder.parents) if not exists(path)]
@@ -57,20 +59,23 @@ class JobJournal(ClosedOnExit):
         self._parts: dict[str, dict[str, Any]] = {}
         self._begun: dict[str, dict[str, Any]] = {}
         self._done: dict[str, dict[str, Any]] = {}
+        self._file = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = open_locked(self._path)
+            if not read_only:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = open_locked(self._path)
+            content = self._path.read_bytes() if self._file is None else self._file.readall()
         except OSError as error:
             raise write_error(self._path, error) from error
         try:
-            self._read()
+            # After a power cut the content may not be valid text.
+            self._read(content.decode("utf-8", "replace"))
         except BaseException:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
             raise
 
-    def _read(self) -> None:
-        # After a power cut the content may not be valid text.
-        text = self._file.readall().decode("utf-8", "replace")
+    def _read(self, text: str) -> None:
         for record in filter(None, map(_record, text.splitlines())):
             self._apply(record)
         begun = text.lstrip("\0\n")  # a killed process may leave part of a line
@@ -191,7 +196,7 @@ class JobJournal(ClosedOnExit):
 
         A journal without records is deleted, with the folders that were made for it.
         """
-        if self._file.closed:
+        if self._file is None or self._file.closed:
             return
         records = [{"pin": self.pin}] if self.pin else []
         open_ends = self._begun.keys() - self._done.keys()
@@ -225,6 +230,8 @@ class JobJournal(ClosedOnExit):
         self._write(json.dumps(record) + "\n")
 
     def _write(self, text: str) -> None:
+        if self._file is None:
+            return
         try:
             append_synced(self._file.fileno(), text)
         except OSError as error:
@@ -235,10 +242,16 @@ class JobJournal(ClosedOnExit):
 
 
 @contextlib.contextmanager
-def open_journal(folder: Path | None) -> Iterator[JobJournal | None]:
-    """Open the journal of ``folder``, without what killed runs left; None for no folder."""
-    if folder is None:
+def open_journal(folder: Path | None, *, read_only: bool = False) -> Iterator[JobJournal | None]:
+    """Open the journal of ``folder``, without what killed runs left; None for no folder.
+
+    With ``read_only`` nothing is changed, and a folder without a journal has None.
+    """
+    if folder is None or (read_only and not is_file(folder / JOURNAL_NAME)):
         yield None
+        return
+    if read_only:
+        yield JobJournal(folder, read_only=True)
         return
     with JobJournal(folder) as journal:
         journal.remove_parts()

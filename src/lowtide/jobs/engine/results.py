@@ -38,7 +38,7 @@ class ResultRecorder:
     ) -> None:
         self._made_with = made_with
         self.pairs, self.item_type = pairs, report.item_type
-        self._report, self._journal, self._key = report, journal, settings_key
+        self.report, self._journal, self._key = report, journal, settings_key
         self.force, self._sidecar = force, sidecar
         self._recorded: list[int] = []
         self._keys: dict[int, str] = {}
@@ -114,19 +114,20 @@ class ResultRecorder:
 
     def record(self, index: int, item: ItemReport) -> None:
         """Put the report of an item in its place."""
-        if self._sidecar and item.status == "done":
+        if self._sidecar and item.status in ("done", "planned"):
             try:
                 journal, path = self._journal, sidecar_path(item.output)
                 part = None if journal is None else journal.new_part(path)
-                write_sidecar(self._report, item, part)
+                write_sidecar(self.report, item, part)
             except OutputError as error:
                 if len(self.pairs) == 1:
                     raise
+                made = "it was planned" if item.status == "planned" else "its result was written"
                 item.status, item.hint = "failed", error.hint
-                item.error = f"its result was written, its report was not: {error.message}"
+                item.error = f"{made}, its report was not written: {error.message}"
         place = bisect(self._recorded, index)
         self._recorded.insert(place, index)
-        self._report.items.insert(place, item)
+        self.report.items.insert(place, item)
 
     def _why_other(self, journal: JobJournal, target: Path, key: str) -> str:
         """Return why a file that ``journal`` made is not the result of ``key``."""
@@ -144,4 +145,4 @@ class ResultRecorder:
             return file_sha256(source)
         except OSError as error:
             text = f"{source}: cannot be read: {error.strerror}"
-            raise self._report.input_error(text) from error
+            raise self.report.input_error(text) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,18 @@ from lowtide.core.progress import Cancel, ProgressCallback, report_phase
 from lowtide.jobs.engine.devices import budget_share, divide_threads, resolve_devices
 from lowtide.jobs.engine.journal import open_journal
 from lowtide.jobs.engine.pipeline import JobPipeline
-from lowtide.jobs.engine.report import (
-    ProcessMemoryReport,
-    SkippedInput,
-    sidecar_path,
-    versions_used,
-)
+from lowtide.jobs.engine.report import ProcessMemoryReport, sidecar_path, versions_used
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.engine.workers import WorkerPool
 from lowtide.jobs.images.build_network import copy_network
 from lowtide.jobs.images.job import ImageJob
+from lowtide.jobs.images.plan import ImagePlan, ImageWork
 from lowtide.jobs.images.plan_in_child import ChildPlanner
 from lowtide.jobs.images.prepare import load_prepared_model
 from lowtide.jobs.images.prepared import PinnedFirstRun, PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import whole_image
-from lowtide.media import ImageFacts
-from lowtide.media.discover import DiscoveredFiles, FilePair
+from lowtide.media.discover import DiscoveredFiles
 from lowtide.memory.budget import Budget
 from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, open_meter
 from lowtide.memory.plan_file import PlanFile
@@ -46,12 +41,13 @@ def run_images(
     inputs: Inputs,
     output: str | Path,
     *,
+    dry_run: bool,
     force: bool,
     sidecar: bool,
     progress: ProgressCallback | None,
     cancel: Cancel,
 ) -> Any:
-    """Run jobs of a type on images, and return the report of the type.
+    """Run jobs of a type on images, or with ``dry_run`` plan them; return the report of the type.
 
     Arguments and errors are those of `lowtide.upscale`.
     """
@@ -67,27 +63,19 @@ def run_images(
         job_type.refuse_overwriting(found.pairs[0], chosen, force=force)
         if sidecar:
             require_output(sidecar_path(found.pairs[0].target), force=True, makes_folder=True)
-    # 2. Libraries and devices: what is loaded from here on is metered.
     scratch = Path(chosen.scratch) if chosen.scratch else folder or Path(output).parent
+    work = job_type, chosen, found, facts, scratch, plan_file, progress, cancel
+    if dry_run:
+        return ImagePlan(*work).report(folder, force=force, sidecar=sidecar)
+    # 2. Libraries and devices: what is loaded from here on is metered.
     devices = resolve_devices(chosen.device_names)
     job_type.load_libraries(chosen)
     whole_process = RESIDENT_PEAK.reader()
     has_mark = whole_process.reset()
     meter = open_meter(devices[0])
-    run = _ImageRun(
-        job_type,
-        chosen,
-        found,
-        facts,
-        devices,
-        scratch,
-        plan_file,
-        meter,
-        progress,
-        cancel,
-    )
     meter.start()
     try:
+        run = _ImageRun(*work, devices, meter)
         report = run.report(folder, force=force, sidecar=sidecar)
     finally:
         meter.stop()
@@ -103,24 +91,11 @@ def run_images(
 
 
 @dataclass(frozen=True)
-class _ImageRun:
-    """Images and how they are run: ``facts`` of a single one, and the running ``meter``."""
+class _ImageRun(ImageWork):
+    """Images and how they are run, with the running ``meter``."""
 
-    job_type: type[ImageJob]
-    settings: ImageSettings
-    found: DiscoveredFiles
-    facts: ImageFacts | None
     devices: list[str]
-    scratch: Path
-    plan_file: PlanFile | None
     meter: HostMemoryMeter | CudaMemoryMeter
-    progress: ProgressCallback | None
-    cancel: Cancel
-
-    @property
-    def pairs(self) -> list[FilePair]:
-        """The images and their targets."""
-        return self.found.pairs
 
     @property
     def streams(self) -> int:
@@ -141,29 +116,14 @@ class _ImageRun:
             # 4. Load: the model and its costs, in a resumed folder those of the first run.
             now = versions_used(run.settings.model_name, run.job_type.packages)
             pin = PinnedFirstRun.read(journal, now)
-            budget = run.budget(pin)
+            budget = run.budget(run.devices, pin)
             share = budget_share(budget, run.devices)
             child = opened.enter_context(run.child(share)) if ChildPlanner.helps(share) else None
             prepared = run.prepare(share, pin, child)
             PinnedFirstRun.write(journal, now, budget, prepared.measurements)
             # 5. Record: what is due, and what determines a result's bytes.
-            report = run.job_type.report_type(
-                model=prepared.descriptor.to_dict(),
-                model_choice=why,
-                device=",".join(run.devices),
-                versions=now,
-                skipped_inputs=SkippedInput.of(run.found),
-            )
-            key = run.settings.content_hash(prepared.descriptor.sha256, prepared.precision)
-            results = ResultRecorder(
-                run.pairs,
-                report,
-                journal,
-                key,
-                force=force,
-                sidecar=sidecar,
-                made_with=run.settings.made_with(prepared.descriptor.sha256, prepared.precision),
-            )
+            devices = ",".join(run.devices)
+            results = run.recorder(prepared, devices, why, journal, force=force, sidecar=sidecar)
             # 6. Plan, run, commit and report each item: `JobPipeline.submit`, here or in workers.
             if len(run.devices) == 1 or len(run.pairs) == 1:
                 # A single image stays in this process, which distributes its tiles.
@@ -173,15 +133,7 @@ class _ImageRun:
                 workers = run.workers(prepared, budget, results, threads)
                 del prepared  # free this copy: each worker loads the model
                 workers.run(run.cancel)
-        return report
-
-    def budget(self, pin: PinnedFirstRun | None) -> Budget:
-        """Return the budget of the device that has the least, or that of the first run."""
-        budget = min(
-            (self.settings.parse_budget(one, self.scratch) for one in dict.fromkeys(self.devices)),
-            key=lambda one: one.device_bytes,
-        )
-        return budget if pin is None else pin.pinned_budget(self.settings.budget, budget)
+        return results.report
 
     def child(self, share: Budget) -> ChildPlanner:
         """Return what plans instead of this process."""
@@ -200,7 +152,7 @@ class _ImageRun:
             meter=self.meter,
             progress=self.progress,
             cancel=self.cancel,
-            on_loaded=scale_checker(self.job_type, self.pairs, self.settings, self.facts),
+            on_loaded=self.check_scale,
             child=child,
             whole=whole_image(self.job_type, self.settings, share, self.pairs, self.facts),
         )
@@ -274,22 +226,3 @@ def find_jobs(
     """
     found = job_type.find(named_inputs(inputs), output, settings)
     return found, None if found.single_file else Path(output)
-
-
-def scale_checker(
-    job_type: type[ImageJob],
-    jobs: Sequence[FilePair],
-    settings: ImageSettings,
-    facts: ImageFacts | None = None,
-) -> Callable[[int], None]:
-    """Return a callback for the model's scale that checks the result's size early.
-
-    It is called before anything is measured, which may take minutes. For a single image it raises
-    what `ImageJob.target_size` raises; of several images the valid ones are run.
-    """
-
-    def check(scale: int) -> None:
-        if len(jobs) == 1:
-            job_type.target_size(jobs[0].source, jobs[0].target, settings, scale, facts)
-
-    return check

@@ -9,7 +9,6 @@ from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.detail_picture import draw_enlargement, require_comparison
 from lowtide.jobs.images.keywords import EnlargeKeywords
-from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, find_jobs, run_images
 from lowtide.jobs.upscale.job import UpscaleJob
 from lowtide.jobs.upscale.report import UpscaleReport
@@ -40,9 +39,9 @@ def upscale(
         inputs: Files, folders (their tree is mirrored) or glob patterns.
         output: A file for one file, unless a folder has that name or a separator ends it, else a
             folder.
-        dry_run: Plan, but run and write nothing, as `lowtide.plan` does.
+        dry_run: Plan, but run nothing and write no result, as `lowtide.plan` does.
         force: Replace files and redo finished work.
-        sidecar: Write a report next to each result.
+        sidecar: Write a report next to each result, or a plan where it would be.
         comparison: Picture of a detail, before and after. For one file.
         cancel: Stops the work with `Cancelled`, with no half-written file left.
         settings: Budget, model, target size and all else, as fields of `UpscaleSettings`.
@@ -59,19 +58,18 @@ def upscale(
     if comparison is not None:
         found, _ = find_jobs(inputs, output, chosen, UpscaleJob)
         require_comparison(Path(comparison), found, force=force)
-    if dry_run:
-        return plan_images(UpscaleJob, chosen, inputs, output, progress=progress, cancel=cancel)
     report = run_images(
         UpscaleJob,
         chosen,
         inputs,
         output,
+        dry_run=dry_run,
         force=force,
         sidecar=sidecar,
         progress=progress,
         cancel=cancel,
     )
-    if comparison is not None:
+    if comparison is not None and not dry_run:
         (image,) = report.images
         model, scratch = report.model["name"], Path(chosen.scratch) if chosen.scratch else None
         limit = max(chosen.max_pixels, image.out_width * image.out_height)

@@ -9,9 +9,8 @@ from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.keywords import EnlargeKeywords
-from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs
-from lowtide.jobs.upscale.job import UpscaleJob
+from lowtide.jobs.upscale.command import upscale
 from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.profiles import profile_names
@@ -22,11 +21,18 @@ def plan(
     inputs: Inputs,
     output: str | Path,
     *,
+    force: bool = False,
+    sidecar: bool = False,
+    comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
     **settings: Unpack[EnlargeKeywords],
 ) -> UpscaleReport:
-    """Plan what `upscale` would do with the same arguments; nothing is run or written.
+    """Plan what `upscale` would do with the same arguments; nothing is run, no result is written.
+
+    What `upscale` refuses is refused: an output that exists, without ``force``. Files that an
+    earlier run of the folder finished are ``skipped``. With ``sidecar`` the plan of each image is
+    written, where the report on its result would be.
 
     ``device`` may also be the name of a device profile (``"rtx3060-12gb"``), which need not be
     present: memory is then traced and its allocator simulated, time is a rough prior, and
@@ -34,12 +40,26 @@ def plan(
     status ``planned`` and its `Plan`, or ``failed`` and the reason. On this machine the model is
     probed unless its costs are cached. Raises as `upscale` does.
     """
-    chosen = UpscaleSettings.of(**settings)
-    return plan_images(UpscaleJob, chosen, inputs, output, progress=progress, cancel=cancel)
+    return upscale(
+        inputs,
+        output,
+        dry_run=True,
+        force=force,
+        sidecar=sidecar,
+        comparison=comparison,
+        progress=progress,
+        cancel=cancel,
+        **settings,
+    )
 
 
 def plan_on_all_devices(
-    inputs: Inputs, output: str | Path, **settings: Unpack[EnlargeKeywords]
+    inputs: Inputs,
+    output: str | Path,
+    *,
+    force: bool = False,
+    comparison: str | Path | None = None,
+    **settings: Unpack[EnlargeKeywords],
 ) -> dict[str, UpscaleReport | LowtideError]:
     """Run `plan` for the CPU and every GPU profile, and return reports by name.
 
@@ -50,7 +70,7 @@ def plan_on_all_devices(
     for name in profile_names():
         try:
             settings["device"] = name
-            results[name] = plan(inputs, output, **settings)
+            results[name] = plan(inputs, output, force=force, comparison=comparison, **settings)
         except LowtideError as error:
             results[name] = error
     first = next(iter(results.values()))

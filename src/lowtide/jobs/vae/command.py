@@ -33,7 +33,7 @@ def encode(
     Args:
         source: Video file.
         output: File of the latents.
-        dry_run: Plan, but run and write nothing.
+        dry_run: Plan, but run nothing and write no result.
         force: Replace ``output``.
         sidecar: Write a report next to ``output``.
         progress: Called after each chunk of frames.

@@ -121,7 +121,6 @@ def find_clip(
     settings: VaeSettings,
     *,
     force: bool,
-    dry_run: bool,
 ) -> FoundClip:
     """Check the files of a job, and inspect its input.
 
@@ -134,7 +133,7 @@ def find_clip(
     source, target = Path(source), None if output is None else Path(output)
     if operation == "encode" and target is not None:
         target = latent_path(target)
-    if target is not None and not dry_run:
+    if target is not None:
         require_output(target, force=force, makes_folder=True)
         require_distinct([target], [source])
     if operation == "decode":

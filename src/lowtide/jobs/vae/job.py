@@ -60,7 +60,7 @@ def run_vae(
     # 1. Find what goes in and what comes out.
     if sidecar and output is None:
         raise UsageError("--report is a file next to a result", hint="add -o FILE, or --json")
-    found = find_clip(operation, source, output, settings, force=force, dry_run=dry_run)
+    found = find_clip(operation, source, output, settings, force=force)
     # 2. Load the model.
     model, note = load_model(settings, progress)
     clip = found.clip(model, settings)
@@ -74,12 +74,12 @@ def run_vae(
             device=model.budget.device,
             versions=job.versions,
         )
-        if dry_run:
-            report.clips.append(job.item_report(planned, "planned"))
-            return report
-        # 4. Run and commit.
         pairs = [FilePair(found.source, target, str(source))]
         results = ResultRecorder(pairs, report, None, "", force=force, sidecar=sidecar)
+        if dry_run:
+            results.record(1, job.item_report(planned, "planned"))
+            return report
+        # 4. Run and commit.
         meter = open_meter(model.budget.device)
         meter.start()
         try:

@@ -9,7 +9,6 @@ from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.clips.settings import ClipKeywords
 from lowtide.jobs.engine.settings import show_keywords
 from lowtide.jobs.images.keywords import EnlargeKeywords
-from lowtide.jobs.images.plan import plan_images
 from lowtide.jobs.images.run import Inputs, run_images
 from lowtide.jobs.video.job import VideoJob
 from lowtide.jobs.video.report import VideosReport
@@ -49,9 +48,9 @@ def video(
             a folder of numbered PNG or TIFF files, or a pattern such as ``"frames/%05d.png"``.
         output: A file for one file, unless a folder has that name or a separator ends it, else a
             folder. Or a pattern, for an image file of each frame.
-        dry_run: Plan, but run and write nothing.
+        dry_run: Plan, but run nothing and write no result.
         force: Replace files and redo finished work.
-        sidecar: Write a report next to each result.
+        sidecar: Write a report next to each result, or a plan where it would be.
         cancel: Stops the work with `Cancelled`, after one frame at most.
         settings: Budget, model, target size, encoder and all else, as fields of `VideoSettings`.
 
@@ -64,13 +63,12 @@ def video(
         Cancelled: ``cancel`` was set.
     """
     chosen = VideoSettings.of(**settings)
-    if dry_run:
-        return plan_images(VideoJob, chosen, inputs, output, progress=progress, cancel=cancel)
     return run_images(
         VideoJob,
         chosen,
         inputs,
         output,
+        dry_run=dry_run,
         force=force,
         sidecar=sidecar,
         progress=progress,

@@ -43,9 +43,8 @@ def fit(
     a ``decoder`` that map one (B, C, H, W) tensor to another. Results equal those of the original
     module to rounding, so its own tiling and slicing, which this replaces, are switched off until
     `unfit`; tiling that is switched on again afterwards gives tiled results, each tile in bands.
-    A call that fits the budget runs as it is, equal bit for bit: bands are planned where
-    it does not fit and, on a CPU, where they are faster, after as many calls of one size as pay for
-    planning them. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own
+    A call that fits the budget runs as it is, equal bit for bit: bands are planned where it does
+    not. Copies (`copy.deepcopy`, pickle, replicas) are fitted too, each with its own
     weights.
 
     Of video autoencoders it takes `AutoencoderKLWan` (2.1 and 2.2),

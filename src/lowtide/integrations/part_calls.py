@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
-from lowtide.core.errors import BudgetError, ModelError, UsageError
+from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.trace_cache import TRACE_LOCK
 from lowtide.memory.plan_store import JsonCacheTable, machine_facts
 from lowtide.memory.prediction.calibration import shipped_calibration
 from lowtide.memory.prediction.cpu import CpuWorkspaceMeter, peak_within
 from lowtide.memory.prediction.estimate import trace_step, traced_estimate
-from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.profiles import local_profile
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.streaming.api import Streamed, reject_gradients
@@ -29,10 +27,6 @@ from lowtide.streaming.capture.autocast_state import AutocastState
 from lowtide.streaming.module_fingerprint import ModuleFingerprint
 from lowtide.streaming.prepared_stream import available_bytes
 
-# Seconds of planning for each operator, multiply-adds per second of a CPU, and the share of a
-# call's seconds that bands save there, whose feature maps stay in its caches. They are constants,
-# not measured, so that which call is the first in bands is the same in every run.
-_PLANNING_SECONDS, _MULTIPLY_ADDS, _SAVED_SHARE = 0.07, 40e9, 0.1
 # Rows of an estimate that are no part of what a call adds: the budget is for the others.
 _NOT_ADDED = ("weights", "inputs", "context")
 
@@ -42,29 +36,10 @@ GROUP_OFFLOAD_HINT = (
 )
 
 
-@dataclass
-class _CallFacts:
-    """What is known of calls of one size.
-
-    Attributes:
-        added_bytes: Upper bound of what a call adds to weights and input; infinite if unknown.
-        most_calls: Calls after which bands have paid for their planning; infinite if never.
-        calls: Calls so far.
-        fingerprint: The module's fingerprint when it was traced.
-    """
-
-    added_bytes: float
-    most_calls: float
-    fingerprint: ModuleFingerprint
-    calls: int = 0
-
-
 class BudgetedPartCaller:
     """Calls of an image autoencoder's part: as they are where they fit the budget, else in bands.
 
-    As it is, a call equals the module's own bit for bit, and needs no planning. On a CPU bands
-    take less time, and follow after as many calls of a size as make up for the seconds of planning
-    them; if the module turns out not to run in bands, its calls stay as they are.
+    As it is, a call equals the module's own bit for bit, and needs no planning.
 
     Args:
         module: The part, of its own class.
@@ -74,7 +49,9 @@ class BudgetedPartCaller:
 
     def __init__(self, module: nn.Module, stream: Streamed, *, always_bands: bool = False) -> None:
         self._module, self._stream, self._always_bands = module, stream, always_bands
-        self._facts: dict[object, _CallFacts] = {}
+        # By size: upper bound of the bytes that a call adds to weights and input, infinite if
+        # unknown, and the module's fingerprint when it was traced.
+        self._traced: dict[object, tuple[float, ModuleFingerprint]] = {}
 
     def __call__(self, image: Tensor) -> Any:
         """Return what the part returns for ``image`` (B, C, H, W)."""
@@ -83,39 +60,26 @@ class BudgetedPartCaller:
         return self._stream(image)
 
     def _runs_as_it_is(self, image: Tensor) -> bool:
-        """Return whether the call for ``image`` runs as it is, and count it."""
+        """Return whether the call for ``image`` runs as it is."""
         autocast = AutocastState.current(image.device.type).enabled
         if self._always_bands or autocast or image.dim() != 4:
             return False
         reject_gradients(self._module, [image])
         room = available_bytes(self._stream.budget, image.device)
         with TRACE_LOCK:
-            facts = self._facts_of(image, room)
-            if facts.added_bytes > room:
-                return False
-            facts.calls += 1
-            if facts.calls > facts.most_calls and not self._can_stream(image):
-                facts.most_calls = math.inf
-        return facts.calls <= facts.most_calls
+            return self._added_bytes(image, room) <= room
 
-    def _facts_of(self, image: Tensor, room: int) -> _CallFacts:
+    def _added_bytes(self, image: Tensor, room: int) -> float:
         key = image.shape, image.dtype, image.device, image.stride()
-        found, fingerprint = self._facts.get(key), ModuleFingerprint(self._module)
-        if found is None or not found.fingerprint.matches(fingerprint, frozenset()):
-            found = _CallFacts(*_added_bytes(self._module, image, room), fingerprint)
-            self._facts[key] = found
-        return found
-
-    def _can_stream(self, image: Tensor) -> bool:
-        try:
-            self._stream.prepare(image)
-        except (ModelError, BudgetError):
-            return False  # bands would only save time: as it is, the call fits
-        return True
+        found, fingerprint = self._traced.get(key), ModuleFingerprint(self._module)
+        if found is None or not found[1].matches(fingerprint, frozenset()):
+            found = _added_bytes(self._module, image, room), fingerprint
+            self._traced[key] = found
+        return found[0]
 
 
-def _added_bytes(module: nn.Module, image: Tensor, room: int) -> tuple[float, float]:
-    """Return (upper bound of the bytes that a call adds, calls that pay for planning).
+def _added_bytes(module: nn.Module, image: Tensor, room: int) -> float:
+    """Return an upper bound of the bytes that a call adds.
 
     A bound above ``room`` bytes says no more than that the call does not fit.
     """
@@ -127,11 +91,11 @@ def _added_bytes(module: nn.Module, image: Tensor, room: int) -> tuple[float, fl
                 module, InferenceStep((image,)), local_profile(str(image.device))
             )
     except Exception:  # noqa: BLE001 - whatever stops a trace, bands may know how to run it
-        return math.inf, math.inf
-    return sum(row.upper for row in estimate.ledger if row.name not in _NOT_ADDED), math.inf
+        return math.inf
+    return sum(row.upper for row in estimate.ledger if row.name not in _NOT_ADDED)
 
 
-def _on_cpu(module: nn.Module, image: Tensor, room: int) -> tuple[float, float]:
+def _on_cpu(module: nn.Module, image: Tensor, room: int) -> float:
     trace = trace_step(module, InferenceStep((image,)))
     workspace = CpuWorkspaceMeter(JsonCacheTable("operators", *machine_facts()), limit_bytes=room)
     upper = shipped_calibration("cpu").upper
@@ -139,11 +103,7 @@ def _on_cpu(module: nn.Module, image: Tensor, room: int) -> tuple[float, float]:
     enough = 2 * room - upper(room)
     peak = upper(peak_within(trace, enough, workspace.operator_peak))
     workspace.store.save()
-    if len(image) > 1:
-        return peak, math.inf  # images of a batch run in bands only where they are independent
-    saved = _SAVED_SHARE * multiply_adds(trace) / _MULTIPLY_ADDS
-    planning = _PLANNING_SECONDS * len(trace.ops)
-    return peak, math.ceil(planning / saved) if saved else math.inf
+    return peak
 
 
 def require_runnable_state(title: str, part: nn.Module) -> None:

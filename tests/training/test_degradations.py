@@ -9,20 +9,18 @@ import skimage.data
 from lowtide.models.resample import resize_cubic
 from lowtide.training.data.augment import Augmentation
 from lowtide.training.data.degrade import (
+    BlurKernelConfig,
     DegradationStageConfig,
     PhotoDegradation,
     PhotoDegradationConfig,
     RealDegradation,
     RealDegradationConfig,
-    bicubic_downscale,
-    jpeg_roundtrip,
-    resize_image,
-)
-from lowtide.training.data.kernels import (
-    BlurKernelConfig,
     apply_kernel,
+    bicubic_downscale,
     draw_kernel,
     gaussian_kernel,
+    jpeg_roundtrip,
+    resize_image,
     sinc_kernel,
 )
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from lowtide.media.async_writer import AsyncSink
     from lowtide.media.discover import FilePair
     from lowtide.media.encode import EncodeOptions
-    from lowtide.media.encoder_cost import EncodingMemory, output_cost
     from lowtide.media.formats import (
         FORMATS,
         SUFFIXES,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
         require_format_holds,
     )
     from lowtide.media.image_facts import MAX_PIXELS, ImageFacts, inspect_image
-    from lowtide.media.image_sink import ImageSink, open_sink
+    from lowtide.media.image_sink import EncodingMemory, ImageSink, open_sink, output_cost
     from lowtide.media.image_source import ImageSource, open_image
     from lowtide.media.metadata import ImageMetadata
 
@@ -39,14 +38,14 @@ _HOMES = {
     "ImageSource": "image_source",
     "FilePair": "discover",
     "ImageMetadata": "metadata",
-    "EncodingMemory": "encoder_cost",
+    "EncodingMemory": "image_sink",
     "AsyncSink": "async_writer",
     "add_format": "formats",
     "require_format_holds": "formats",
     "inspect_image": "image_facts",
     "open_image": "image_source",
     "open_sink": "image_sink",
-    "output_cost": "encoder_cost",
+    "output_cost": "image_sink",
     "output_sample": "formats",
 }
 

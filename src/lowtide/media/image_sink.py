@@ -2,7 +2,7 @@
 
 The file is renamed to its target when it is complete. Rows go as an uncompressed PNG through a pipe
 to a thread in which libvips decodes and encodes them. Neither side holds more than a window of rows
-unless the output format needs the whole frame.
+unless the output format needs the whole frame; `output_cost` says before how much that is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from lowtide.core.atomic_file import (
 )
 from lowtide.core.errors import OutputError
 from lowtide.core.heap import trimming_heap
+from lowtide.media import codec_memory
 from lowtide.media._libvips import (
     WRITE_TRIM_BYTES,
     HeapTrimmer,
@@ -40,7 +42,7 @@ from lowtide.media.encode_pipeline import (
     require_room_for_encoder,
     wait_until_read,
 )
-from lowtide.media.formats import require_format_holds
+from lowtide.media.formats import output_format, require_format_holds
 from lowtide.media.image_info import ImageInfo
 from lowtide.media.metadata import ImageMetadata
 from lowtide.media.pixels import dtype_of
@@ -288,3 +290,56 @@ class ImageSink:
 
     def __exit__(self, *_exception: object) -> None:
         self.abort()
+
+
+@dataclass(frozen=True)
+class EncodingMemory:
+    """Host memory of an encoder in bytes: upper bound, typical value, and the reason.
+
+    ``collecting`` is what it has until the last row, where the image is encoded only then, when
+    nothing is read any more; None where it is encoded as the rows come.
+    """
+
+    resident_bytes: int
+    typical_bytes: int
+    reason: str
+    collecting: codec_memory.CodecBytes | None = None
+
+
+def output_cost(
+    path: Path | str,
+    info: ImageInfo,
+    options: EncodeOptions | None = None,
+    *,
+    resized_from: ImageInfo | None = None,
+    default_format: str | None = None,
+) -> EncodingMemory:
+    """Predict the host memory of encoding an image, without the rows given to it.
+
+    Args:
+        path: Output file, whose suffix names the format.
+        info: The image in the file.
+        options: Encoder settings.
+        resized_from: The rows that the image is resampled from, if it is.
+        default_format: Format of a ``path`` without suffix.
+
+    Raises:
+        UsageError: For a suffix of no supported format.
+    """
+    chosen = options or EncodeOptions()
+    entry = output_format(path, default_format)
+    cost = codec_memory.encoding_window(info, strips=entry.by_strips)
+    settled = codec_memory.CodecBytes(cost.typical, cost.typical)  # once all rows have come
+    if resized_from is not None:
+        resizing = codec_memory.resize_bytes(resized_from)
+        cost, settled = cost + resizing, settled + resizing
+    if entry.encoder_bytes is None:
+        return EncodingMemory(cost.upper, cost.typical, f"a {entry.name} is encoded by rows")
+    encoder = entry.encoder_bytes(info, chosen)
+    collecting, encoding = cost + codec_memory.collected_frame(info), settled + encoder
+    return EncodingMemory(
+        max(collecting.upper, encoding.upper),
+        max(collecting.typical, encoding.typical),
+        f"{entry.with_article} is encoded as a whole",
+        collecting,
+    )

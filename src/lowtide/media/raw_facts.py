@@ -15,10 +15,10 @@ from lowtide.core.errors import ImageError, UsageError
 from lowtide.core.input_file import require_input
 from lowtide.media import codec_memory
 from lowtide.media.encode import EncodeOptions
-from lowtide.media.encoder_cost import EncodingMemory, output_cost
 from lowtide.media.formats import JPEG, PNG, TIFF, WEBP, require_format_holds
 from lowtide.media.image_facts import ImageFacts
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_sink import EncodingMemory, output_cost
 from lowtide.media.raw_file import DevelopedFrame, RawFile
 
 RawOutput = Literal["linear", "developed", "mosaic"]

@@ -11,8 +11,13 @@ pytest.importorskip("av")
 
 from lowtide import UsageError, VideoError
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.media.video.frame_sequence import FrameSequenceReader, inspect_sequence, sequence_part
-from lowtide.media.video.frame_writing import upright_planes, write_frame
+from lowtide.media.video.frame_sequence import (
+    FrameSequenceReader,
+    inspect_sequence,
+    sequence_part,
+    upright_planes,
+    write_frame,
+)
 from lowtide.media.video.video_facts import display_matrix
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lowtide.core.units import MIB
-from lowtide.media.encoder_cost import output_cost
 from lowtide.media.image_info import ImageInfo
+from lowtide.media.image_sink import output_cost
 from lowtide.media.video.encoder_settings import CODECS, VideoEncoderSettings
 from lowtide.media.video.picture_format import PictureFormat
 

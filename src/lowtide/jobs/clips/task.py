@@ -30,8 +30,12 @@ from lowtide.media.video.encoder_settings import (
     side_step,
 )
 from lowtide.media.video.frame_pattern import FramePattern
-from lowtide.media.video.frame_sequence import FrameSequenceFacts, inspect_sequence, sequence_part
-from lowtide.media.video.frame_writing import pixel_format_for_images
+from lowtide.media.video.frame_sequence import (
+    FrameSequenceFacts,
+    inspect_sequence,
+    pixel_format_for_images,
+    sequence_part,
+)
 from lowtide.media.video.other_streams import OutputStreamsPlan, no_streams, plan_streams
 from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_encoder import segment_suffix

@@ -28,8 +28,12 @@ from lowtide.jobs.clips.task import VideoTask
 from lowtide.jobs.clips.work import SEQUENCE_SUFFIX, SegmentsFolder, VideoSegment, segments_folder
 from lowtide.media.discover import DiscoveredFiles, FilePair, MediaKind
 from lowtide.media.video.frame_pattern import FRAME_SUFFIXES, FramePattern
-from lowtide.media.video.frame_sequence import FrameSequenceFacts, read_frame
-from lowtide.media.video.frame_writing import upright_planes, write_frame
+from lowtide.media.video.frame_sequence import (
+    FrameSequenceFacts,
+    read_frame,
+    upright_planes,
+    write_frame,
+)
 from lowtide.media.video.video_containers import CONTAINERS
 
 VIDEOS = MediaKind(

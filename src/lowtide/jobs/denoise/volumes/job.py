@@ -36,8 +36,8 @@ from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.discover import FilePair, MediaKind
-from lowtide.media.encoder_cost import EncodingMemory
 from lowtide.media.image_info import ImageInfo, ImageRowReader, ImageRowWriter
+from lowtide.media.image_sink import EncodingMemory
 from lowtide.media.volume_file import GradientFiles, VolumeSink, VolumeSource, find_gradients
 from lowtide.media.volume_header import VOLUME_SUFFIXES, inspect_volume
 from lowtide.memory.plan import Plan

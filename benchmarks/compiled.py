@@ -21,7 +21,7 @@ from subprocess_run import measure_in_subprocess
 from torch import nn
 
 from lowtide.streaming.specialize import import_compiler_libraries, specialize_network
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 MODELS = ("lowtide-x2", "lowtide-x4", "SPAN", "Compact")
 SIDE = 256

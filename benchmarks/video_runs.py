@@ -19,7 +19,7 @@ from lowtide.media.video.picture_format import PictureFormat
 from lowtide.media.video.video_encoder import VideoEncoderSettings, VideoSegmentEncoder
 from lowtide.media.video.video_facts import inspect_video
 from lowtide.media.video.video_reader import VideoReader
-from lowtide.streaming.engine.source_run import READ_ROWS
+from lowtide.streaming.row_window import READ_ROWS
 
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import nn
 from lowtide.jobs.images import held_memory
 from lowtide.jobs.images.held_memory import RunMemoryLimiter
 from lowtide.memory import oom
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 MIB = 1 << 20
 

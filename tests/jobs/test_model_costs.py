@@ -14,7 +14,7 @@ from lowtide.core import heap
 from lowtide.core.units import MIB
 from lowtide.jobs.denoise.settings import DenoiseSettings
 from lowtide.jobs.images import job as image_job
-from lowtide.jobs.images import model_costs
+from lowtide.jobs.images import model_costs, run_clock
 from lowtide.jobs.images.build_network import build_network, network_weight_bytes
 from lowtide.jobs.images.model_costs import store_costs, stored_costs
 from lowtide.jobs.images.prepare import load_model
@@ -189,7 +189,7 @@ def predicted_without_runtime(plan):
 
 
 def test_a_run_is_timed_in_passing(run, source, unmeasured, monkeypatch, cache, tmp_path):
-    monkeypatch.setattr(model_costs, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(run_clock, "_LEAST_SECONDS", 0.0)
     first = run(model=unmeasured).plan
     (file,) = cache.glob("plans/clock-*")
     kept = value_of(file)

@@ -11,8 +11,8 @@ from lowtide.memory.choice import choose_plan
 from lowtide.memory.costs import ModelCosts, ProbePoint
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, PlanOverrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
+from lowtide.streaming.tiles.network import RunnableNetwork
 from lowtide.streaming.tiles.runner import execute_plan
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
 
 GIB = 1 << 30
 

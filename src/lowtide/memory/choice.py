@@ -71,6 +71,14 @@ def choose_plan(
     )
 
 
+def plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
+    """Return the plans below ``limit_bytes`` bytes, or else the smallest plan."""
+    if limit_bytes is None or not plans:
+        return plans
+    smallest = min(plans, key=lambda plan: plan.upper_bytes)
+    return [plan for plan in plans if plan.upper_bytes < limit_bytes] or [smallest]
+
+
 def accurate_enough(candidates: Sequence[Plan], accuracy: AccuracyRequest) -> list[Plan]:
     """Return the candidates whose accuracy satisfies the request ``accuracy``."""
     return [one for one in candidates if accuracy != "exact" or one.accuracy == "exact"]

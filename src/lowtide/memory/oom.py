@@ -16,6 +16,7 @@ from typing import Self
 
 from lowtide.core.errors import OutOfMemoryError
 from lowtide.core.heap import trim_heap
+from lowtide.core.torch_state import loaded_torch
 
 # oneDNN without memory for its generated code; with "descriptor", an unsupported operation.
 _NO_PRIMITIVE = re.compile(r"could not create a primitive(?! descriptor)")
@@ -38,9 +39,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     Only Lowtide's and PyTorch's own classes and messages count: a driver fault or a kernel bug is
     not "out of memory" and must surface.
     """
-    import torch
-
-    if isinstance(error, OutOfMemoryError | torch.OutOfMemoryError | MemoryError):
+    if isinstance(error, OutOfMemoryError | MemoryError):
+        return True
+    if (torch := loaded_torch()) is None:
+        return False
+    if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and (

@@ -23,6 +23,7 @@ from lowtide.core.atomic_file import atomic_write
 from lowtide.core.cpuinfo import cpu_name
 from lowtide.core.errors import InputError, OutputError
 from lowtide.core.input_file import is_file, require_input
+from lowtide.core.torch_state import loaded_torch, thread_count
 
 Kind = Literal[
     "costs", "operators", "bands", "graph", "proof", "clock", "resident", "runs", "libraries"
@@ -151,15 +152,14 @@ def package_digest() -> str:
 
 def machine_facts(device: str = "cpu") -> tuple[str, ...]:
     """Return what the memory and time of a run on ``device`` follow from on this machine."""
-    import torch
-
+    torch = loaded_torch()
     name = device  # a device that is not present is identified by its profile's name
     if device == "cpu":
         name = cpu_name() or platform.machine()
-    elif device.startswith("cuda") and torch.cuda.is_available():
+    elif torch is not None and device.startswith("cuda") and torch.cuda.is_available():
         name = torch.cuda.get_device_name(device)
-    threads = str(torch.get_num_threads())
-    return device, name, str(torch.__version__), torch.__config__.show(), threads
+    built = () if torch is None else (str(torch.__version__), torch.__config__.show())
+    return device, name, *built, str(thread_count())
 
 
 def _name_and_key(kind: Kind, facts: tuple[object, ...]) -> tuple[str, bytes]:

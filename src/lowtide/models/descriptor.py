@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+# What computes a network.
+Runtime = Literal["torch", "ncnn"]
 Tiling = Literal["supported", "discouraged", "internal"]
 
 

@@ -19,7 +19,10 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.models.descriptor import ModelDescriptor, SizeRule, Tiling
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
+
+    from lowtide.models.ncnn_graph import NcnnGraph
 
     Loader = Callable[[Path, str, str, Mapping[str, Tensor]], tuple[nn.Module, ModelDescriptor]]
 
@@ -61,6 +64,11 @@ class FileConfig:
         return None
 
     @property
+    def reach(self) -> int | None:
+        """Input pixels to each side that a result depends on; None where that is not known."""
+        return None
+
+    @property
     def buffer_elements(self) -> int:
         """Number of values that are in the network, but not in its file."""
         return 0
@@ -85,11 +93,15 @@ class FileConfig:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Network of a configuration: ``build`` makes it of one, untrained, in fp32 on the CPU."""
+    """Network of a configuration: ``build`` makes it of one, untrained, in fp32 on the CPU.
+
+    ``graph`` makes it for ncnn, of the configuration and a file's tensors, without PyTorch.
+    """
 
     config: type[FileConfig]
     build: Callable[[Any], nn.Module]
     tiling: Tiling
+    graph: Callable[[Any, Mapping[str, np.ndarray]], NcnnGraph] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

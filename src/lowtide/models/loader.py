@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from lowtide.core.errors import ModelError
 from lowtide.core.input_file import expand_home
-from lowtide.models import bundled, lowtide_files, spandrel_files
+from lowtide.models import lowtide_files, spandrel_files
+from lowtide.models.description import describe_model
 from lowtide.models.loaded_model import Model
-from lowtide.models.model_files import is_onnx, require_model_file, sha256_of
+from lowtide.models.model_files import is_onnx, sha256_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,28 +30,17 @@ def load(name_or_path: str | Path, *, device: str | torch.device = "cpu") -> Mod
             or family, or no image-to-image model.
         UsageError: this machine does not have the device, or an ONNX file is not run on it.
     """
-    name = str(name_or_path)
-    path = expand_home(Path(name_or_path), ModelError)
-    if name in bundled.bundled_names() or _is_name(name_or_path, path):
-        facts = bundled.describe_bundled(name)
-        path = bundled.find_bundled(name).path
+    facts = describe_model(name_or_path)
+    if facts is not None:
+        path = Path(facts.path or "")
         return Model(lowtide_files.load_network(path, lowtide_files.read_metadata(path)), facts).to(
             device
         )
-    require_model_file(path)
+    path = expand_home(Path(name_or_path), ModelError)
     digest = sha256_of(path)
     if is_onnx(path):
         from lowtide.models import onnx_model  # late: needs optional packages
 
         return onnx_model.load_onnx_model(path, path.stem, digest).to(device)
-    entries = lowtide_files.read_metadata(path) if path.suffix.lower() == ".safetensors" else {}
-    if lowtide_files.ARCHITECTURE in entries:
-        facts = lowtide_files.describe_file(path, entries, path.stem, digest)
-        return Model(lowtide_files.load_network(path, entries), facts).to(device)
     module, facts = spandrel_files.load_spandrel(path, path.stem, digest)
     return Model(module, facts).to(device)
-
-
-def _is_name(given: str | Path, path: Path) -> bool:
-    """Return whether this is a (misspelled) name, not a file: a word without a suffix."""
-    return isinstance(given, str) and path.name == given and not path.suffix

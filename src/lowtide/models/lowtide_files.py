@@ -33,6 +33,8 @@ from lowtide.models.model_files import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from lowtide.models.ncnn_graph import NcnnGraph
+
 ARCHITECTURE = "lowtide.architecture"
 CONFIG = "lowtide.config"
 _METADATA_KEY = "__metadata__"
@@ -190,6 +192,20 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
     except RuntimeError as error:
         raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error
     return module
+
+
+def read_graph(path: Path) -> tuple[NcnnGraph, int]:
+    """Return a file's network for ncnn, and how many pixels to each side a result depends on.
+
+    Raises ModelError where its architecture has no graph.
+    """
+    from safetensors.numpy import load_file
+
+    entries = read_metadata(path)
+    config, architecture = _parse(path, entries)
+    if architecture.graph is None or config.reach is None:
+        raise ModelError(f"{entries[ARCHITECTURE]} is run by PyTorch alone", hint="--runtime torch")
+    return architecture.graph(config, load_file(path)), config.reach
 
 
 def _count(path: Path) -> int:

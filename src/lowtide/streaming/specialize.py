@@ -17,7 +17,7 @@ from torch import Tensor
 from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.logging import silence_warnings
 from lowtide.memory.oom import is_out_of_memory
-from lowtide.streaming.tiles.tile_step import Forward, RunnableNetwork
+from lowtide.streaming.tiles.network import Forward, RunnableNetwork
 
 # What `specialize_network` does, by whether it captures a graph.
 SPECIALIZING = "compiling", "capturing a CUDA graph"

@@ -16,7 +16,7 @@ from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.probe import trace_memory
 from lowtide.streaming.probe.measure_costs import probe_costs
 from lowtide.streaming.probe.trace_memory import TileTracer, padding_multiple, trace_points
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 from support.toy_models import conv_net, network
 from support.toy_models import costs as toy_costs
 

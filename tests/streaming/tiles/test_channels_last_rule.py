@@ -8,7 +8,8 @@ import pytest
 from torch import nn
 
 import lowtide
-from lowtide.streaming.tiles.tile_step import RunnableNetwork, takes_channels_last
+from lowtide.streaming.tiles.network import RunnableNetwork
+from lowtide.streaming.tiles.tile_step import takes_channels_last
 
 
 def convolutions(channels, groups=1):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowtide import UsageError
-from lowtide.streaming.engine.source_run import reflect_index
+from lowtide.streaming.row_window import reflect_index
 from lowtide.streaming.tiles.grid import min_tile, smallest_equal_tile, split_axis
 
 TILES = [(8, 0, 1), (16, 4, 1), (33, 12, 1), (32, 8, 8), (64, 20, 16), (48, 16, 16), (25, 24, 1)]

@@ -10,7 +10,7 @@ from lowtide.memory.budget import Budget
 from lowtide.streaming.planner.model_facts import ModelGeometry, PlanOverrides
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import with_prefetch
-from lowtide.streaming.tiles import runner, tile_step
+from lowtide.streaming.tiles import tile_step
 from lowtide.streaming.tiles.grid import tile_axes
 from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, SyncTileTransfer
 from support.cuda_streams import Streams
@@ -72,7 +72,7 @@ def flights(monkeypatch):
         made.append(Logged(device))
         return made[-1]
 
-    monkeypatch.setattr(runner, "AsyncTileTransfer", beside)
+    monkeypatch.setattr(tile_step, "AsyncTileTransfer", beside)
     return made
 
 

@@ -19,7 +19,7 @@ from lowtide.models.denoiser.config import TIMES, SchedulerName
 
 if TYPE_CHECKING:
     from lowtide.jobs.images.chosen_noise import ChosenNoise
-    from lowtide.models import Model
+    from lowtide.models import ModelDescriptor
 
 _RAW, _CONTROL = "Camera RAW", "Control"
 
@@ -178,16 +178,13 @@ class DenoiseSettings(ImageSettings):
         """The model requested, or the bundled one."""
         return DENOISER if self.model is None else str(self.model)
 
-    def check_model(self, model: Model) -> None:
-        """Raise `UsageError` for a model that is no denoiser, and set the level of one."""
-        from lowtide.models.denoiser.denoiser import set_nominal_level
-
-        if model.descriptor.noise is None:
+    def check_model(self, model: ModelDescriptor) -> None:
+        """Raise `UsageError` for a model that is no denoiser."""
+        if model.noise is None:
             raise UsageError(
                 f"{self.model_name} is no denoiser that takes a noise level",
                 hint=f"--model {DENOISER}; `lowtide upscale` runs any restoration model",
             )
-        set_nominal_level(model.module)
 
 
 def _parse_crop(given: Any) -> tuple[int, int, int, int] | None:

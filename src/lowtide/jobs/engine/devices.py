@@ -9,6 +9,7 @@ from typing import Literal
 
 from lowtide.core.errors import UsageError
 from lowtide.core.option import Precision
+from lowtide.core.torch_state import loaded_torch, thread_count
 from lowtide.memory.budget import Budget
 from lowtide.models import ModelDescriptor
 
@@ -70,17 +71,15 @@ def budget_share(budget: Budget, devices: Sequence[str]) -> Budget:
 
 @contextlib.contextmanager
 def divide_threads(workers: int, total: int | None = None) -> Iterator[int]:
-    """Set torch's threads to a share for each of ``workers`` and yield it.
+    """Set PyTorch's threads to a share for each of ``workers`` and yield it.
 
     The share is of ``total`` threads, by default of the current ones. This process keeps it until
     the context ends, since measurements depend on the number of threads.
     """
-    import torch
-
-    before = torch.get_num_threads()
+    before = thread_count()
     wanted = max(1, (total or before) // workers)
-    if wanted == before:
-        yield before
+    if wanted == before or (torch := loaded_torch()) is None:
+        yield wanted
         return
     torch.set_num_threads(wanted)
     try:

@@ -16,6 +16,7 @@ from lowtide._version import __version__
 from lowtide.core.atomic_file import atomic_output
 from lowtide.core.errors import BatchError, BudgetError, InputError, LowtideError
 from lowtide.core.schema import SCHEMA_VERSION
+from lowtide.core.torch_state import thread_count
 from lowtide.core.units import MIB, format_bytes
 from lowtide.media.discover import DiscoveredFiles
 from lowtide.memory.plan import LedgerRow, Plan
@@ -197,21 +198,30 @@ class JobReport(BaseModel):
         )
 
 
-def versions_used(model: str = "", packages: Iterable[str] = ()) -> dict[str, str]:
+def versions_used(
+    model: str = "", packages: Iterable[str] = (), runtime: str = "torch"
+) -> dict[str, str]:
     """Return the versions of all that determines the values, of ``model`` and ``packages`` too."""
     import pyvips
-    import torch
 
-    runtime = {"onnxruntime": version("onnxruntime")} if is_onnx(model) else {}
+    more = {"onnxruntime": version("onnxruntime")} if is_onnx(model) else {}
     return {
         "lowtide": __version__,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        runtime: _runtime_version(runtime),
         "libvips": ".".join(str(pyvips.version(part)) for part in range(3)),
-        "threads": str(torch.get_num_threads()),
-        **runtime,
+        "threads": str(thread_count()),
+        **more,
         **{name: version(name) for name in packages},
     }
+
+
+def _runtime_version(runtime: str) -> str:
+    if runtime != "torch":
+        return version(runtime)
+    import torch
+
+    return str(torch.__version__)  # with the name of its build
 
 
 def sidecar_path(output: str | Path) -> Path:

@@ -127,15 +127,14 @@ def main() -> None:
 
 
 def _make_pipeline(setup: dict[str, Any], connection: WorkerConnection) -> JobPipeline:
-    import torch
-
+    from lowtide.core.torch_state import set_thread_count
     from lowtide.jobs.engine.pipeline import JobPipeline
     from lowtide.memory.meter import open_meter
 
-    torch.set_num_threads(setup["threads"])
     module, _, name = setup["job"].partition(":")
     job_type = getattr(importlib.import_module(module), name)
     job_type.preload(setup["setup"])
+    set_thread_count(setup["threads"])
     meter = open_meter(setup["device"])
     meter.start()
     return JobPipeline(

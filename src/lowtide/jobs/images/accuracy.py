@@ -12,11 +12,9 @@ from lowtide.media.image_info import ImageRowReader
 from lowtide.memory.meter import PeakUsage
 from lowtide.memory.oom import trim_allocators
 from lowtide.memory.plan import Plan, StreamedStrategy, TiledStrategy
-from lowtide.models.low_precision import LowPrecisionWrapper
-from lowtide.models.onnx_model import OnnxNetwork
 from lowtide.streaming.planner.ledger_rows import affordable_pixels, comparable_pixels
 from lowtide.streaming.tiles.error_sample import SampledError, execution_error, precision_error
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 
 def measure_accuracy(
@@ -69,6 +67,7 @@ def _accuracy(
             allowed = comparable_pixels(costs, plan, limit_bytes)
             precision = _figure(precision_error(network, adapter, rows, plan.image, allowed))
     if isinstance(strategy, StreamedStrategy):
+        assert prepared.programs is not None
         proof = prepared.programs.certificate(*plan.network_size)
         reason = (
             "bands of rows with all that they depend on; on a small image the result differed from"
@@ -103,6 +102,11 @@ def _accuracy(
 
 def _precision_note(network: RunnableNetwork) -> str:
     """Return which layers stay in fp32, or what differs in an ONNX file."""
+    if network.runtime != "torch":
+        return ""
+    from lowtide.models.low_precision import LowPrecisionWrapper
+    from lowtide.models.onnx_model import OnnxNetwork
+
     parts = getattr(network.forward, "modules", tuple)()
     if onnx := next((part for part in parts if isinstance(part, OnnxNetwork)), None):
         low = onnx.low_precision

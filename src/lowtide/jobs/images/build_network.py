@@ -13,7 +13,8 @@ from lowtide.memory.meter import resident_bytes_of
 from lowtide.models import Model
 from lowtide.models.loaded_model import SelfEnsemble, weight_bytes
 from lowtide.models.onnx_model import OnnxModel
-from lowtide.streaming.tiles.tile_step import DTYPES, Forward, RunnableNetwork
+from lowtide.streaming.tiles.network import Forward, RunnableNetwork
+from lowtide.streaming.tiles.tile_step import DTYPES
 
 if TYPE_CHECKING:
     from torch import nn

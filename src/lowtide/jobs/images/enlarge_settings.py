@@ -16,7 +16,7 @@ from lowtide.models.model_files import is_onnx
 
 if TYPE_CHECKING:
     from lowtide.media.image_info import ImageInfo
-    from lowtide.models import Model
+    from lowtide.models import ModelDescriptor
 
 _SIZE = "Target size"
 
@@ -112,9 +112,9 @@ class EnlargeSettings(ImageSettings):
         """The denoiser whose results the model gets, if any."""
         return None if self.denoise is None else PHOTO_DENOISER
 
-    def check_model(self, model: Model) -> None:
+    def check_model(self, model: ModelDescriptor) -> None:
         """Raise `UsageError` for a denoiser, which has to be told the noise level."""
-        if model.descriptor.noise is not None:
+        if model.noise is not None:
             raise UsageError(
                 f"{self.model_name} is a denoiser",
                 hint=f"lowtide denoise INPUT -o OUTPUT --model {self.model_name}",

@@ -6,13 +6,12 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lowtide.jobs.images.build_network import network_module
 from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter
 from lowtide.memory.oom import HeapLimiter
 from lowtide.memory.plan import Plan
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,10 +62,10 @@ class RunMemoryLimiter:
         is done.
         """
         hooks = []
-        if self._in_layers and network.free_memory is None:
+        if self._in_layers and network.runtime == "torch" and network.free_memory is None:
             hooks = [
                 layer.register_forward_pre_hook(lambda *_call: self._before_layer())
-                for layer in _layers(network_module(network.forward))
+                for layer in _layers(network.forward)
             ]
         try:
             yield
@@ -81,7 +80,7 @@ class RunMemoryLimiter:
             self._looked = time.monotonic()
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
+def _layers(module: Any) -> Iterator[nn.Module]:
     """Yield the innermost modules of a network whose results do not depend on hooks."""
     from torch import nn
 

@@ -16,12 +16,12 @@ from lowtide.jobs.engine.pipeline import JobPipeline
 from lowtide.jobs.engine.report import JobReport
 from lowtide.jobs.images.accuracy import measure_accuracy
 from lowtide.jobs.images.held_memory import RunMemoryLimiter
-from lowtide.jobs.images.model_costs import time_run_of_plan
 from lowtide.jobs.images.plan_in_child import ChildPlanner
 from lowtide.jobs.images.planning import PlannedImage, plan_image
-from lowtide.jobs.images.prepare import import_job_libraries, load_prepared_model
 from lowtide.jobs.images.prepared import PlanMeasurements, PreparedModel
 from lowtide.jobs.images.report import ImageReport
+from lowtide.jobs.images.run_clock import time_run_of_plan
+from lowtide.jobs.images.runtime import import_job_libraries, load_prepared_model
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.target_size import TargetSize, drops_alpha, target_size
 from lowtide.jobs.images.value_range import find_value_range, range_notes
@@ -365,6 +365,7 @@ class ImageJob:
             )
             program = None
             if plan.strategy.name == "streamed":
+                assert prepared.programs is not None
                 program = prepared.programs.program(*plan.network_size)
             with held_memory.limited(network), time_run_of_plan(prepared.costs, plan):
                 return execute_plan(

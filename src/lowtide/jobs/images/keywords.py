@@ -53,3 +53,9 @@ class EnlargeKeywords(ImageKeywords, total=False):
     height: int | None
     max_side: int | None
     denoise: Literal["auto"] | float | None
+
+
+class UpscaleKeywords(EnlargeKeywords, total=False):
+    """Keywords of the calls that upscale pictures: the fields of `UpscaleSettings`."""
+
+    runtime: Literal["auto", "torch", "ncnn"]

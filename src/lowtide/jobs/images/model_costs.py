@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.resources
 import json
 import math
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowtide.core.heap import heap_is_tuned
 from lowtide.core.option import Precision
 from lowtide.core.progress import Cancel
+from lowtide.jobs.images.run_clock import with_clock_ratio
 from lowtide.memory.costs import ModelCosts
-from lowtide.memory.cpu_half_precision import expected_slowdown
-from lowtide.memory.plan import Plan
 from lowtide.memory.plan_store import JsonCache, machine_facts
 from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.probe.measure_costs import (
@@ -26,13 +23,7 @@ from lowtide.streaming.probe.measure_costs import (
     trace_band_costs,
     trace_whole_costs,
 )
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
-
-if TYPE_CHECKING:
-    pass
-
-# Seconds of a run below which files and Python take most of its time.
-_LEAST_SECONDS = 0.1
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 
 @dataclass(frozen=True)
@@ -57,7 +48,7 @@ class ModelCostFinder:
         """
         found = self._stored() or self._stored(_rounded(limit_bytes))
         found = found or shipped_costs(self.network, self.sha256)
-        return None if found is None else _with_clock_ratio(found)
+        return None if found is None else with_clock_ratio(found)
 
     def measured(self, limit_bytes: int | None, cancel: Cancel = None) -> ModelCosts:
         """Measure all costs within ``limit_bytes``, and put them into the cache."""
@@ -73,7 +64,7 @@ class ModelCostFinder:
             cancel=cancel,
         )
         store_costs(costs, self.identity, None if complete else limit_bytes)
-        return _with_clock_ratio(costs)
+        return with_clock_ratio(costs)
 
     def of_whole(self, size: tuple[int, int], limit_bytes: int) -> ModelCosts | None:
         """Return the costs of a run on a whole image of ``size`` (H, W), from the cache or a trace.
@@ -121,7 +112,7 @@ class ModelCostFinder:
             if costs is None:
                 return None
             store_costs(costs, self.identity, part)
-        return _with_clock_ratio(costs)
+        return with_clock_ratio(costs)
 
     def _stored(self, part: int | str | None = None) -> ModelCosts | None:
         network = self.network
@@ -173,34 +164,3 @@ def shipped_costs(network: RunnableNetwork, sha256: str) -> ModelCosts | None:
 def _shipped() -> dict[str, dict[str, Any]]:
     file = importlib.resources.files("lowtide.memory") / "data" / "bundled_costs.json"
     return json.loads(file.read_text())
-
-
-@contextlib.contextmanager
-def time_run_of_plan(costs: ModelCosts, plan: Plan) -> Iterator[None]:
-    """Keep how long a run of ``plan`` takes beside what its work was predicted to take.
-
-    Only for a model that was not timed before it ran. The longest run of a model counts.
-    """
-    started = time.process_time()
-    yield
-    seconds = (time.process_time() - started) / costs.threads
-    if costs.points or seconds < _LEAST_SECONDS:
-        return
-    facts = _clock_facts(costs)
-    known = JsonCache().get("clock", *facts)
-    if known is None or seconds > 2 * known["seconds"]:
-        ratio = costs.clock_ratio * seconds / plan.seconds
-        JsonCache().put("clock", *facts, value={"ratio": ratio, "seconds": seconds})
-
-
-def _with_clock_ratio(costs: ModelCosts) -> ModelCosts:
-    """Return costs whose seconds are those of this machine, as far as it ran the model before."""
-    if costs.points:
-        return costs
-    known = JsonCache().get("clock", *_clock_facts(costs))
-    ratio = expected_slowdown(costs.precision) if known is None else known["ratio"]
-    return costs.model_copy(update={"clock_ratio": ratio})
-
-
-def _clock_facts(costs: ModelCosts) -> tuple[object, ...]:
-    return costs.sha256, costs.precision, *machine_facts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from lowtide.media.coding_traces import color_step
 from lowtide.media.formats import JPEG
 from lowtide.media.image_info import ImageRowReader
 from lowtide.models.denoiser.config import DenoiserConfig, FiniteDenoiserConfig
-from lowtide.models.denoiser.denoiser import LeveledDenoiser, denoisers_in
 from lowtide.models.denoiser.noise_level import NoiseEstimate, NoiseEstimator
 from lowtide.models.denoiser.noise_models import (
     GaussianNoise,
@@ -31,6 +30,9 @@ from lowtide.models.denoiser.noise_models import (
     network_terms,
 )
 from lowtide.models.denoiser.octaves import BLOCK
+
+if TYPE_CHECKING:
+    from lowtide.models.denoiser.denoiser import LeveledDenoiser
 
 _BAND_PIXELS = 1 << 15
 # Of larger images so many pixels tell the noise.
@@ -41,6 +43,8 @@ _STATISTICS_PIXELS = 1 << 18
 
 def denoisers_of(prepared: PreparedModel) -> Iterator[LeveledDenoiser]:
     """Iterate over a network's denoisers: on all devices, and in fp32 to compare with."""
+    from lowtide.models.denoiser.denoiser import denoisers_in
+
     for network in (prepared.network, *prepared.replicas):
         yield from denoisers_in(network.forward)
         if network.make_fp32_forward is not None:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowtide.core.errors import ModelError
-from lowtide.core.heap import trimming_heap
-from lowtide.core.units import format_seconds
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.target_size import TargetSize
 from lowtide.media import ImageFacts
 from lowtide.media.image_info import ImageInfo
 from lowtide.memory.budget import Budget
-from lowtide.memory.choice import AccuracyRequest, accurate_enough, choose_plan, shortfall
-from lowtide.memory.cpu_half_precision import slowdown_note
-from lowtide.memory.library_memory import reason_not_to_plan
-from lowtide.memory.oom import OutOfMemoryCatcher
+from lowtide.memory.choice import choose_plan, plans_below, shortfall
 from lowtide.memory.plan import Plan, RefusedCandidate
 from lowtide.memory.plan_file import PlanFile, plan_for_replay
-from lowtide.memory.process_memory import failing_beyond_container
-from lowtide.streaming.planner.band_candidates import BandPlanner
 from lowtide.streaming.planner.model_facts import ImageTask
-from lowtide.streaming.planner.stream_planner import choose_exact
 from lowtide.streaming.planner.tile_candidates import tile_candidates
 from lowtide.streaming.planner.tile_variants import (
     with_compile,
@@ -47,7 +37,6 @@ def choose_image_plan(
     Raises as `choose_plan`.
     """
     overrides, accuracy = settings.overrides, settings.accuracy_request
-    bands = BandPlanner(prepared.costs, prepared.geometry, image_task, prepared.programs)
     plans: list[Plan] = []
     if not overrides.only_bands:
         plans = tile_candidates(prepared.costs, prepared.geometry, image_task, overrides)
@@ -61,61 +50,20 @@ def choose_image_plan(
             plans = [with_compile(plan, images) for plan in plans]
         elif prepared.replicas:
             plans = [with_devices(plan, 1 + len(prepared.replicas)) for plan in plans]
-    reason = _reason_not_streamed(plans, prepared, settings, budget, bands, images)
-    if reason is None:
-        try:
-            # A proof and dry runs left 20 MiB of free blocks to the run.
-            with OutOfMemoryCatcher("cpu"), trimming_heap(), failing_beyond_container():
-                return _choose_with_bands(plans, bands, budget, accuracy, limit_bytes)
-            reason = "memory ran out while bands were planned"
-        except ModelError as error:
-            reason = error.message
+    if prepared.network.runtime != "torch":
+        reason = f"{prepared.network.runtime} runs networks whole or in tiles"
+    else:
+        from lowtide.jobs.images.band_planning import plan_with_bands
+
+        found = plan_with_bands(plans, prepared, settings, image_task, budget, limit_bytes, images)
+        if not isinstance(found, str):
+            return found
+        reason = found
     only_whole = prepared.costs.only_whole and not overrides.only_bands
     names = ("tiled", "streamed") if only_whole else ("streamed",)
     refused = [RefusedCandidate(title=name, reason=reason) for name in names] if reason else []
-    plans = _plans_below(plans, limit_bytes)
+    plans = plans_below(plans, limit_bytes)
     return plans, choose_plan(plans, budget, accuracy, refused)
-
-
-def _choose_with_bands(
-    plans: list[Plan],
-    bands: BandPlanner,
-    budget: Budget,
-    accuracy: AccuracyRequest,
-    limit_bytes: int | None,
-) -> tuple[list[Plan], Plan]:
-    """Return ``plans`` with streamed ones, and the best of all, whose bytes are exact.
-
-    Raises:
-        ModelError: The network cannot be streamed exactly.
-        BudgetError: No plan fits; names the exact bytes of the smallest.
-    """
-    candidates: list[Plan] = []
-
-    def best() -> Plan:
-        nonlocal candidates
-        candidates = _plans_below(plans + bands.candidates(), limit_bytes)
-        return choose_plan(candidates, budget, accuracy)
-
-    def last_resort() -> Plan:
-        for plan in bands.untried():
-            below = limit_bytes is None or plan.upper_bytes < limit_bytes
-            if below and shortfall(plan, budget) is None:
-                return plan
-        return min(accurate_enough(candidates, accuracy), key=lambda plan: plan.upper_bytes)
-
-    chosen = choose_exact(best, last_resort, bands.is_exact, bands.dry_run)
-    if chosen.strategy.name == "streamed":
-        bands.programs.certificate(*chosen.network_size)
-    return candidates, chosen
-
-
-def _plans_below(plans: list[Plan], limit_bytes: int | None) -> list[Plan]:
-    """Return the plans below ``limit_bytes`` bytes, or else the smallest plan."""
-    if limit_bytes is None or not plans:
-        return plans
-    smallest = min(plans, key=lambda plan: plan.upper_bytes)
-    return [plan for plan in plans if plan.upper_bytes < limit_bytes] or [smallest]
 
 
 def with_most_in_flight(plan: Plan, streams: int, budget: Budget, limit_bytes: int | None) -> Plan:
@@ -127,43 +75,6 @@ def with_most_in_flight(plan: Plan, streams: int, budget: Budget, limit_bytes: i
         ):
             return more
     return plan
-
-
-def _reason_not_streamed(
-    plans: list[Plan],
-    prepared: PreparedModel,
-    settings: ImageSettings,
-    budget: Budget,
-    bands: BandPlanner,
-    images: int,
-) -> str | None:
-    """Return why bands are not planned, or None if they are; "" where tiles are requested."""
-    overrides, accuracy = settings.overrides, settings.accuracy_request
-    if prepared.costs.only_whole and not overrides.only_bands:
-        return "not measured: the whole image fits in half of the budget"
-    if settings.cuda_graphs or settings.compile == "on":
-        how = "captured in CUDA graphs" if settings.cuda_graphs else "compiled"
-        return f"streamed networks are not {how}"
-    if prepared.network.free_memory is not None:
-        return "ONNX Runtime runs the whole graph of a file"
-    if overrides.strategy not in ("auto", "streamed") or overrides.requires_tiles:
-        return ""
-    if overrides.strategy == "auto":
-        able = [
-            plan.seconds
-            for plan in plans
-            if shortfall(plan, budget) is None and (plan.accuracy == "exact" or accuracy == "fast")
-        ]
-        saved = images * (min(able, default=math.inf) - bands.least_seconds)
-        takes = prepared.programs.planning_seconds * prepared.costs.time_scale
-        if saved <= takes:
-            return (
-                f"not considered: planning it takes about {format_seconds(takes)}, and it would"
-                f" save at most {format_seconds(max(saved, 0))}"
-            )
-    if no_room := reason_not_to_plan():
-        return f"not considered: {no_room}"
-    return None
 
 
 @dataclass
@@ -247,6 +158,8 @@ def plan_image(
     facts, upscaled, output = sizes.facts, sizes.upscaled, sizes.output
     notes = [*facts.notes, *filter(None, [budget.note])]
     if prepared.network.device == "cpu" and prepared.precision != "fp32":
+        from lowtide.memory.cpu_half_precision import slowdown_note
+
         notes += filter(None, [slowdown_note(prepared.precision)])
     if not target.suffix:
         notes.append(f"the name has no suffix: written as {sizes.format}")

@@ -22,7 +22,7 @@ from lowtide.jobs.images.build_network import (
 )
 from lowtide.jobs.images.model_costs import ModelCostFinder
 from lowtide.jobs.images.plan_in_child import ChildPlanner
-from lowtide.jobs.images.prepared import PlanMeasurements, PreparedModel
+from lowtide.jobs.images.prepared import PlanMeasurements, PreparedModel, geometry_of
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import WholeImage
 from lowtide.memory.costs import ModelCosts
@@ -43,7 +43,7 @@ from lowtide.streaming.planner.model_facts import ModelGeometry
 from lowtide.streaming.planner.program_cache import StreamPlannerCache, import_capture_libraries
 from lowtide.streaming.planner.tile_candidates import require_valid_overrides
 from lowtide.streaming.specialize import require_cuda_graphs
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 _RUN_KINDS: tuple[RunKind, ...] = ("tiled", "streamed")
 # Resident memory differs by up to this much from run to run.
@@ -157,16 +157,7 @@ class _Loaded:
 
     @property
     def geometry(self) -> ModelGeometry:
-        facts = self.descriptor
-        return ModelGeometry(
-            scale=facts.scale,
-            in_channels=facts.in_channels,
-            out_channels=facts.out_channels,
-            align=facts.size.multiple_of,
-            minimum=facts.size.minimum,
-            square=facts.size.square,
-            tileable=facts.tiling != "internal",
-        )
+        return geometry_of(self.descriptor)
 
 
 def _finish(
@@ -288,8 +279,10 @@ def _stable_bytes(key: str, measured: int) -> int:
 def load_model(settings: ImageSettings) -> Model:
     """Load the model of the settings; raises for one that the job does not run."""
     model = load(settings.model_name)
-    settings.check_model(model)
     facts = model.descriptor
+    settings.check_model(facts)
+    if facts.noise is not None:
+        set_nominal_level(model.module)  # which it has to be told before it is measured
     if facts.scale < 1:
         raise ModelError(f"{facts.name} makes images smaller (×{facts.scale})")
     require_image_channels(facts.in_channels, facts.out_channels)

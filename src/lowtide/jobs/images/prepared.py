@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -24,9 +25,10 @@ from lowtide.memory.plan import Plan
 from lowtide.memory.prediction.calibration import BoundCalibration, RunBounds, RunKind
 from lowtide.models import ModelDescriptor
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry
-from lowtide.streaming.planner.program_cache import StreamPlannerCache
-from lowtide.streaming.specialize import SPECIALIZING, import_compiler_libraries, specialize_network
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
+
+if TYPE_CHECKING:
+    from lowtide.streaming.planner.program_cache import StreamPlannerCache
 
 # Share of the budget for rows that wait to be run or written.
 _ROW_SHARE = 0.03
@@ -82,7 +84,7 @@ class PreparedModel:
     geometry: ModelGeometry
     costs: ModelCosts
     precision: Precision
-    programs: StreamPlannerCache
+    programs: StreamPlannerCache | None = None
     bounds: dict[RunKind, RunBounds] = field(default_factory=dict)
     extra_resident_bytes: int = 0
     replicas: tuple[RunnableNetwork, ...] = ()
@@ -119,6 +121,12 @@ class PreparedModel:
         """
         if not plan.is_specialized:
             return self.network
+        from lowtide.streaming.specialize import (
+            SPECIALIZING,
+            import_compiler_libraries,
+            specialize_network,
+        )
+
         batch = plan.strategy.batch * plan.image.network_inputs
         shape = (batch, self.network.in_channels, *plan.network_size)
         if shape in self.specialized:
@@ -173,6 +181,19 @@ class PreparedModel:
             item_bytes=4 if self.float_copies else info.sample_bytes,
             inputs=self.adapter(info).inputs if inputs is None else inputs,
         )
+
+
+def geometry_of(model: ModelDescriptor) -> ModelGeometry:
+    """Return the geometry of a model, for plans."""
+    return ModelGeometry(
+        scale=model.scale,
+        in_channels=model.in_channels,
+        out_channels=model.out_channels,
+        align=model.size.multiple_of,
+        minimum=model.size.minimum,
+        square=model.size.square,
+        tileable=model.tiling != "internal",
+    )
 
 
 class PinnedFirstRun(BaseModel):

@@ -12,18 +12,17 @@ from typing import Any
 from lowtide.core.atomic_file import require_output, require_output_folder
 from lowtide.core.errors import UsageError
 from lowtide.core.progress import Cancel, ProgressCallback, report_phase
-from lowtide.jobs.engine.devices import budget_share, divide_threads, resolve_devices
+from lowtide.jobs.engine.devices import budget_share, divide_threads
 from lowtide.jobs.engine.journal import open_journal
 from lowtide.jobs.engine.pipeline import JobPipeline
-from lowtide.jobs.engine.report import ProcessMemoryReport, sidecar_path, versions_used
+from lowtide.jobs.engine.report import ProcessMemoryReport, sidecar_path
 from lowtide.jobs.engine.results import ResultRecorder
 from lowtide.jobs.engine.workers import WorkerPool
-from lowtide.jobs.images.build_network import copy_network
 from lowtide.jobs.images.job import ImageJob
 from lowtide.jobs.images.plan import ImagePlan, ImageWork
 from lowtide.jobs.images.plan_in_child import ChildPlanner
-from lowtide.jobs.images.prepare import load_prepared_model
 from lowtide.jobs.images.prepared import PinnedFirstRun, PreparedModel
+from lowtide.jobs.images.runtime import devices_of, load_prepared_model, runtime_versions
 from lowtide.jobs.images.settings import ImageSettings
 from lowtide.jobs.images.whole_image import whole_image
 from lowtide.media.discover import DiscoveredFiles
@@ -31,6 +30,7 @@ from lowtide.memory.budget import Budget
 from lowtide.memory.meter import CudaMemoryMeter, HostMemoryMeter, open_meter
 from lowtide.memory.plan_file import PlanFile
 from lowtide.memory.process_memory import RESIDENT_PEAK
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 Inputs = str | Path | Sequence[str | Path]
 
@@ -68,7 +68,7 @@ def run_images(
     if dry_run:
         return ImagePlan(*work).report(folder, force=force, sidecar=sidecar)
     # 2. Libraries and devices: what is loaded from here on is metered.
-    devices = resolve_devices(chosen.device_names)
+    devices = devices_of(chosen)
     job_type.load_libraries(chosen)
     whole_process = RESIDENT_PEAK.reader()
     has_mark = whole_process.reset()
@@ -114,11 +114,12 @@ class _ImageRun(ImageWork):
             settings, why = self.job_type.suited(self.settings, self.pairs, before)
             run = replace(self, settings=settings)
             # 4. Load: the model and its costs, in a resumed folder those of the first run.
-            now = versions_used(run.settings.model_name, run.job_type.packages)
+            now = runtime_versions(run.settings, run.job_type.packages)
             pin = PinnedFirstRun.read(journal, now)
             budget = run.budget(run.devices, pin)
             share = budget_share(budget, run.devices)
-            child = opened.enter_context(run.child(share)) if ChildPlanner.helps(share) else None
+            helps = run.settings.computed_by == "torch" and ChildPlanner.helps(share)
+            child = opened.enter_context(run.child(share)) if helps else None
             prepared = run.prepare(share, pin, child)
             PinnedFirstRun.write(journal, now, budget, prepared.measurements)
             # 5. Record: what is due, and what determines a result's bytes.
@@ -166,7 +167,11 @@ class _ImageRun(ImageWork):
         child: ChildPlanner | None,
     ) -> JobPipeline:
         """Return what runs the images in this process, with ``threads`` for each device."""
-        copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
+        copies: tuple[RunnableNetwork, ...] = ()
+        if len(self.devices) > 1:
+            from lowtide.jobs.images.build_network import copy_network
+
+            copies = tuple(copy_network(prepared.network, one) for one in self.devices[1:])
         prepared, count = replace(prepared, replicas=copies), len(self.pairs)
         return JobPipeline(
             self.job_type(

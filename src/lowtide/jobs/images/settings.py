@@ -20,16 +20,24 @@ if TYPE_CHECKING:
     from lowtide.media import EncodeOptions
     from lowtide.media.image_info import ImageInfo
     from lowtide.memory.choice import AccuracyRequest
-    from lowtide.models import Model
+    from lowtide.models import ModelDescriptor
+    from lowtide.models.descriptor import Runtime
     from lowtide.streaming.planner.model_facts import PlanOverrides
 
-_PLAN, _FILES = "Overriding the plan", "Files"
+PLAN_PANEL, _FILES = "Overriding the plan", "Files"
 # Settings that are gone, as the journals of release 0.2 know them.
 _GONE = {"provider": "cpu"}
 # And those that are new: at what was done before, the journals do not know them.
 _NEW = {
     **{"deinterlace": False, "sound": "auto", "hot_pixels": False},
-    **{"strength": 1.0, "chroma_only": False, "preview": None, "denoise": None, "slices": False},
+    **{
+        "computed_by": "torch",
+        "strength": 1.0,
+        "chroma_only": False,
+        "preview": None,
+        "denoise": None,
+        "slices": False,
+    },
 }
 
 
@@ -72,18 +80,18 @@ class ImageSettings(RunSettings):
 
     model: Annotated[str | Path | None, Option(flags=("-m", "--model"))] = None
     self_ensemble: bool = False
-    strategy: Annotated[Literal["auto", "whole", "streamed", "tiled"], Option(_PLAN)] = "auto"
-    cuda_graphs: Annotated[bool, Option(_PLAN)] = False
-    compile: Annotated[Literal["auto", "on", "off"], Option(_PLAN)] = "auto"
-    tile: Annotated[Count | None, Option(_PLAN, metavar="PIXELS")] = None
+    strategy: Annotated[Literal["auto", "whole", "streamed", "tiled"], Option(PLAN_PANEL)] = "auto"
+    cuda_graphs: Annotated[bool, Option(PLAN_PANEL)] = False
+    compile: Annotated[Literal["auto", "on", "off"], Option(PLAN_PANEL)] = "auto"
+    tile: Annotated[Count | None, Option(PLAN_PANEL, metavar="PIXELS")] = None
     tile_overlap: Annotated[
-        Annotated[int, Ge(0), Le(MOST_COUNT)] | None, Option(_PLAN, metavar="PIXELS")
+        Annotated[int, Ge(0), Le(MOST_COUNT)] | None, Option(PLAN_PANEL, metavar="PIXELS")
     ] = None
     tile_batch_size: Annotated[
-        Annotated[int, Ge(1), Le(256)] | None, Option(_PLAN, metavar="N")
+        Annotated[int, Ge(1), Le(256)] | None, Option(PLAN_PANEL, metavar="N")
     ] = None
-    streams: Annotated[int, Ge(1), Le(16), Option(_PLAN, metavar="N")] = 2
-    hann_blend: Annotated[bool | None, Option(_PLAN)] = None
+    streams: Annotated[int, Ge(1), Le(16), Option(PLAN_PANEL, metavar="N")] = 2
+    hann_blend: Annotated[bool | None, Option(PLAN_PANEL)] = None
     format: Annotated[str | None, Option(_FILES, metavar="NAME")] = None
     suffix: Annotated[str, Option(_FILES, metavar="TEXT")] = ""
     strip_metadata: Annotated[bool, Option(_FILES)] = False
@@ -156,12 +164,17 @@ class ImageSettings(RunSettings):
         raise NotImplementedError
 
     @property
+    def computed_by(self) -> Runtime:
+        """The runtime that computes the model."""
+        return "torch"
+
+    @property
     def denoiser(self) -> str | None:
         """The denoiser whose results the model gets, if any."""
         return None
 
-    def check_model(self, model: Model) -> None:
-        """Raise `UsageError` for a model of another kind, and make it ready to be measured."""
+    def check_model(self, model: ModelDescriptor) -> None:
+        """Raise `UsageError` for a model of another kind."""
         raise NotImplementedError
 
     @property

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from lowtide.core.errors import BudgetError
 from lowtide.jobs.engine.item import JobItem
-from lowtide.jobs.images.model_costs import ModelCostFinder
 from lowtide.jobs.images.planning import PlannedImage
 from lowtide.jobs.images.prepared import PreparedModel
 from lowtide.jobs.images.settings import ImageSettings
@@ -19,6 +18,9 @@ from lowtide.media.discover import IMAGES, FilePair, MediaKind
 from lowtide.memory.budget import Budget
 from lowtide.memory.costs import ModelCosts
 from lowtide.models import SizeRule
+
+if TYPE_CHECKING:
+    from lowtide.jobs.images.model_costs import ModelCostFinder
 
 # The receptive field takes 20 runs on 64×64 pixels, or 20 more on nine times that. A larger image
 # repays it where tiles turn out to be faster, and takes less memory in them anyway.

@@ -7,15 +7,14 @@ from typing import Unpack
 
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
-from lowtide.jobs.images.detail_picture import draw_enlargement, require_comparison
-from lowtide.jobs.images.keywords import EnlargeKeywords
+from lowtide.jobs.images.keywords import UpscaleKeywords
 from lowtide.jobs.images.run import Inputs, find_jobs, run_images
 from lowtide.jobs.upscale.job import UpscaleJob
 from lowtide.jobs.upscale.report import UpscaleReport
 from lowtide.jobs.upscale.settings import UpscaleSettings
 
 
-@show_keywords(UpscaleSettings, EnlargeKeywords)
+@show_keywords(UpscaleSettings, UpscaleKeywords)
 def upscale(
     inputs: Inputs,
     output: str | Path,
@@ -26,7 +25,7 @@ def upscale(
     comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Unpack[EnlargeKeywords],
+    **settings: Unpack[UpscaleKeywords],
 ) -> UpscaleReport:
     """Upscale images within a byte budget.
 
@@ -56,6 +55,8 @@ def upscale(
     """
     chosen = UpscaleSettings.of(**settings)
     if comparison is not None:
+        from lowtide.jobs.images.detail_picture import require_comparison
+
         found, _ = find_jobs(inputs, output, chosen, UpscaleJob)
         require_comparison(Path(comparison), found, force=force)
     report = run_images(
@@ -70,6 +71,8 @@ def upscale(
         cancel=cancel,
     )
     if comparison is not None and not dry_run:
+        from lowtide.jobs.images.detail_picture import draw_enlargement
+
         (image,) = report.images
         model, scratch = report.model["name"], Path(chosen.scratch) if chosen.scratch else None
         limit = max(chosen.max_pixels, image.out_width * image.out_height)

@@ -8,7 +8,7 @@ from typing import Unpack
 from lowtide.core.errors import LowtideError
 from lowtide.core.progress import Cancel, ProgressCallback
 from lowtide.jobs.engine.settings import show_keywords
-from lowtide.jobs.images.keywords import EnlargeKeywords
+from lowtide.jobs.images.keywords import UpscaleKeywords
 from lowtide.jobs.images.run import Inputs
 from lowtide.jobs.upscale.command import upscale
 from lowtide.jobs.upscale.report import UpscaleReport
@@ -16,7 +16,7 @@ from lowtide.jobs.upscale.settings import UpscaleSettings
 from lowtide.memory.profiles import profile_names
 
 
-@show_keywords(UpscaleSettings, EnlargeKeywords)
+@show_keywords(UpscaleSettings, UpscaleKeywords)
 def plan(
     inputs: Inputs,
     output: str | Path,
@@ -26,7 +26,7 @@ def plan(
     comparison: str | Path | None = None,
     progress: ProgressCallback | None = None,
     cancel: Cancel = None,
-    **settings: Unpack[EnlargeKeywords],
+    **settings: Unpack[UpscaleKeywords],
 ) -> UpscaleReport:
     """Plan what `upscale` would do with the same arguments; nothing is run, no result is written.
 
@@ -59,7 +59,7 @@ def plan_on_all_devices(
     *,
     force: bool = False,
     comparison: str | Path | None = None,
-    **settings: Unpack[EnlargeKeywords],
+    **settings: Unpack[UpscaleKeywords],
 ) -> dict[str, UpscaleReport | LowtideError]:
     """Run `plan` for the CPU and every GPU profile, and return reports by name.
 

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from lowtide.models.denoiser.config import DenoiserConfig
@@ -127,6 +126,8 @@ class RicianNoise(NoiseModel):
 
     def mean(self, value: np.ndarray | float) -> np.ndarray:
         """Return the expected noisy value, which is above the clean one."""
+        import torch
+
         ratio = np.asarray(value, np.float64) / self.std
         half = torch.as_tensor(np.minimum(ratio, _FAR_ABOVE) ** 2 / 4)
         # Laguerre's L½ by Bessel functions that are scaled, since they would overflow.

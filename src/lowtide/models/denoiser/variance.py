@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import torch
 
 from lowtide.models.denoiser.noise_models import RicianNoise
 
@@ -231,6 +230,8 @@ def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 def _expectation(clean: float, magnitudes: np.ndarray, transformed: np.ndarray) -> float:
     """Return the mean of the transform at a clean value, over the Rice distribution."""
+    import torch
+
     bessel = torch.special.i0e(torch.from_numpy(magnitudes * clean)).numpy()
     density = magnitudes * np.exp(-((magnitudes - clean) ** 2) / 2) * bessel
     return float(density @ transformed / density.sum())

@@ -28,7 +28,10 @@ from lowtide.models.paragonsr2.config import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
+
+    from lowtide.models.ncnn_graph import NcnnGraph
 
 
 def _recognizes(names: Collection[str]) -> bool:
@@ -49,6 +52,12 @@ def _conv(config: ParagonConvConfig) -> nn.Module:
     from lowtide.models.paragonsr2.paragon_conv import ParagonConv
 
     return ParagonConv(config)
+
+
+def _conv_graph(config: ParagonConvConfig, tensors: Mapping[str, np.ndarray]) -> NcnnGraph:
+    from lowtide.models.paragonsr2.paragon_conv_graph import paragon_conv_graph
+
+    return paragon_conv_graph(config, tensors)
 
 
 def _variant(config: VariantConfig) -> nn.Module:
@@ -84,7 +93,7 @@ def _generators() -> dict[str, Callable[..., nn.Module]]:
 FAMILY = ModelFamily(
     name="ParagonSR2",
     architectures={
-        "ParagonConv": Architecture(ParagonConvConfig, _conv, "supported"),
+        "ParagonConv": Architecture(ParagonConvConfig, _conv, "supported", _conv_graph),
         "ParagonSR2": Architecture(VariantConfig, _variant, "discouraged"),
     },
     recognizes=_recognizes,

@@ -9,6 +9,7 @@ from lowtide.core.errors import ModelError
 from lowtide.models.families import FileConfig
 
 SCALES = (1, 2, 3, 4, 8)
+LEAKY_SLOPE = 0.1  # of the activations of a `ParagonConv`
 
 Variant = Literal["nano", "micro", "tiny", "xs", "s", "m", "l", "xl"]
 AttentionKind = Literal["window", "hierarchical", "none"]
@@ -68,7 +69,7 @@ class ParagonConvConfig(FileConfig):
         return f"{self.features}nf", f"{self.blocks}nb"
 
     @property
-    def receptive_field(self) -> int:
+    def reach(self) -> int:
         """Radius of the receptive field, in input pixels to each side.
 
         One per 3×3 convolution: first, blocks, last. The cubic path has a radius of 2, so it never

@@ -9,10 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lowtide.models.paragonsr2.config import ParagonConvConfig
-from lowtide.models.resample import polyphase_taps
-
-_SLOPE = 0.1
+from lowtide.models.paragonsr2.config import LEAKY_SLOPE, ParagonConvConfig
+from lowtide.models.resample import CUBIC_REACH, cubic_kernel
 
 
 class CubicUpsample(nn.Module):
@@ -25,23 +23,17 @@ class CubicUpsample(nn.Module):
     file.
     """
 
-    RADIUS = 2
     keeps_fp32 = True  # where the networks around it are trained in low precision
 
     def __init__(self, scale: int, channels: int) -> None:
         super().__init__()
-        taps = torch.from_numpy(polyphase_taps(scale))
-        phases = torch.einsum("iy,jx->ijyx", taps, taps).reshape(scale * scale, 5, 5)
-        # Dense rather than grouped: about as fast on a CPU, and no special case for exporters.
-        kernel = torch.zeros(channels, scale * scale, channels, 5, 5)
-        for channel in range(channels):
-            kernel[channel, :, channel] = phases.float()
+        kernel = torch.from_numpy(cubic_kernel(scale, channels))
         self.kernel: Tensor
-        self.register_buffer("kernel", kernel.flatten(0, 1), persistent=False)
+        self.register_buffer("kernel", kernel, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C * scale**2, H, W), before the pixel shuffle."""
-        reach = self.RADIUS
+        reach = CUBIC_REACH
         return F.conv2d(F.pad(x, (reach, reach, reach, reach), mode="replicate"), self.kernel)
 
 
@@ -71,13 +63,13 @@ class ParagonConv(nn.Module):
             if name.endswith("bias") or name.startswith("conv_up"):
                 nn.init.zeros_(parameter)
             else:
-                nn.init.kaiming_normal_(parameter, a=_SLOPE)
+                nn.init.kaiming_normal_(parameter, a=LEAKY_SLOPE)
 
     def detail(self, x: Tensor) -> Tensor:
         """Compute the learned path before the pixel shuffle, (B, 3 * scale**2, H, W)."""
-        x = F.leaky_relu(self.conv_in(x), _SLOPE)
+        x = F.leaky_relu(self.conv_in(x), LEAKY_SLOPE)
         for conv in self.body:
-            x = F.leaky_relu(conv(x), _SLOPE)
+            x = F.leaky_relu(conv(x), LEAKY_SLOPE)
         return self.conv_up(x)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from lowtide.core.heap import heap_mode
 from lowtide.memory.costs import ModelCosts
 from lowtide.memory.plan import LedgerRow, Plan, StreamedStrategy
 from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.source_run import READ_ROWS, WRITE_ROWS
+from lowtide.streaming.engine.source_run import WRITE_ROWS
 from lowtide.streaming.planner.layout_search import StreamLayout
 from lowtide.streaming.planner.ledger_rows import (
     EQUALLY_FAST,
@@ -22,6 +22,7 @@ from lowtide.streaming.planner.ledger_rows import (
 from lowtide.streaming.planner.model_facts import ImageTask, ModelGeometry, plan_fields
 from lowtide.streaming.planner.program_cache import StreamPlannerCache
 from lowtide.streaming.planner.stream_planner import CandidateBytes
+from lowtide.streaming.row_window import READ_ROWS
 from lowtide.streaming.tiles.grid import round_up, smallest_equal_tile, split_axis
 from lowtide.streaming.tiles.run_rows import COPY_ROWS
 from lowtide.streaming.tiles.tile_step import DTYPES

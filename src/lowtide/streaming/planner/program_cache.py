@@ -31,7 +31,7 @@ from lowtide.streaming.capture.model_inputs import memory_format_of
 from lowtide.streaming.certificate import StreamCertificate
 from lowtide.streaming.engine.program import StreamProgram, lower_to_rows
 from lowtide.streaming.planner.stream_planner import StreamPlanner
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 # Sizes whose programs are kept: a folder of photographs has portrait and landscape ones, and wide
 # images may run in panels.

@@ -23,7 +23,8 @@ from lowtide.streaming.probe.small_runs import (
     tile_work,
 )
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import Forward, RunnableNetwork, in_memory_format
+from lowtide.streaming.tiles.network import Forward, RunnableNetwork
+from lowtide.streaming.tiles.tile_step import in_memory_format
 
 # A tile that would take more is not run only to be measured.
 _MAX_PROBE_BYTES = 256 << 20

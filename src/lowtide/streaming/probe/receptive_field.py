@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowtide.streaming.tiles.grid import round_up, split_axis
-from lowtide.streaming.tiles.tile_step import Forward
+from lowtide.streaming.tiles.network import Forward
 
 RECEPTIVE_FIELD_SIDES = (64, 192)
 _PHASES = 4

@@ -12,7 +12,8 @@ from lowtide.memory.costs import ProbePoint
 from lowtide.memory.live_peak import live_peak_bytes
 from lowtide.memory.meter import cuda_peaks, resident_peak_bytes
 from lowtide.streaming.engine.source_run import IdentityAdapter
-from lowtide.streaming.tiles.tile_step import NetworkTileRunner, RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
+from lowtide.streaming.tiles.tile_step import NetworkTileRunner
 
 MAX_PROBE_SECONDS = 4.0  # seconds allowed for one more probe
 

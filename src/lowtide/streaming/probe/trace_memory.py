@@ -23,7 +23,7 @@ from lowtide.memory.tracing.fake import FakeModelConverter
 from lowtide.memory.tracing.steps import InferenceStep
 from lowtide.memory.tracing.trace import MemoryTrace
 from lowtide.streaming.tiles.grid import round_up
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 _SIDES = (64, 128, 256, 512, 1024, 2048)
 _WORKSPACE_LIMIT_BYTES = 512 << 20

@@ -15,9 +15,10 @@ import numpy as np
 from lowtide.core.heap import trim_heap
 from lowtide.core.signal import RowSource, ValueAdapter
 from lowtide.memory.plan import ImageGeometry, TiledStrategy
-from lowtide.streaming.engine.source_run import SlidingRowWindow
+from lowtide.streaming.row_window import SlidingRowWindow
 from lowtide.streaming.tiles.grid import TileAxis, round_up, split_axis, tile_axes
-from lowtide.streaming.tiles.tile_step import NetworkTileRunner, RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
+from lowtide.streaming.tiles.tile_runner import make_tile_runner
 
 _Axes = tuple[TileAxis, TileAxis]
 
@@ -75,7 +76,7 @@ def execution_error(
     rows, columns = tile_axes(image, tiles)
     whole = math.prod(round_up(side, image.align) for side in image.padded_size) <= allowed_pixels
     samples = _choose(image, rows, columns, whole, allowed_pixels)
-    step = NetworkTileRunner(network, adapter)
+    step = make_tile_runner(network, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
     reference: np.ndarray | None = None
@@ -129,7 +130,7 @@ def precision_error(
     ]
     assert network.make_fp32_forward is not None, "low precision needs the same model in fp32"
     exact = dataclasses.replace(network, forward=network.make_fp32_forward(), precision="fp32")
-    low, high = NetworkTileRunner(network, adapter), NetworkTileRunner(exact, adapter)
+    low, high = make_tile_runner(network, adapter), make_tile_runner(exact, adapter)
     squares: list[tuple[float, float]] = []
     largest = 0.0
     for _, area in _areas(source, image, samples):

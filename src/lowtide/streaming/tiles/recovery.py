@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from lowtide.core.errors import OutOfMemoryError
 from lowtide.memory.oom import OutOfMemoryCatcher, is_out_of_memory
 from lowtide.memory.plan import ImageGeometry, TileStrategy
 from lowtide.streaming.tiles.grid import min_tile, round_up, split_axis
-from lowtide.streaming.tiles.tile_step import NetworkTileRunner, PendingBatch
+from lowtide.streaming.tiles.tile_runner import TileRunner
 
 T = TypeVar("T")
 Tiles = Sequence[np.ndarray]
@@ -36,7 +36,7 @@ class RetryingTileRunner:
     """
 
     def __init__(
-        self, step: NetworkTileRunner, image: ImageGeometry, tiles: TileStrategy, device: str
+        self, step: TileRunner, image: ImageGeometry, tiles: TileStrategy, device: str
     ) -> None:
         self._step, self._image, self._tiles, self._device = step, image, tiles, device
         self.batch = tiles.batch
@@ -71,7 +71,7 @@ class RetryingTileRunner:
         After a group ran out of memory, no other is started until all before it are finished; then
         it runs alone.
         """
-        remaining, pending = iter(groups), deque[tuple[Tiles, PendingBatch | None]]()
+        remaining, pending = iter(groups), deque[tuple[Tiles, Any]]()
         while True:
             while len(pending) < max_in_flight and not (pending and pending[-1][1] is None):
                 group = next(remaining, None)
@@ -82,7 +82,7 @@ class RetryingTileRunner:
                 return
             yield self._finish(*pending.popleft())
 
-    def _begin(self, group: Tiles) -> PendingBatch | None:
+    def _begin(self, group: Tiles) -> Any:
         """Start a group; None where it ran out of memory, now or before."""
         if len(group) > self.batch or group[0].shape in self._too_large:
             return None
@@ -91,7 +91,7 @@ class RetryingTileRunner:
         self._record_retry()
         return None
 
-    def _finish(self, group: Tiles, pending: PendingBatch | None) -> Results:
+    def _finish(self, group: Tiles, pending: Any) -> Results:
         if pending is not None:
             with OutOfMemoryCatcher(self._device):
                 return list(self._step.finish(pending))

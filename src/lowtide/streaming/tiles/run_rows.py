@@ -25,9 +25,10 @@ from lowtide.streaming.engine.executor import BandExecutor
 from lowtide.streaming.engine.placement import page_factory
 from lowtide.streaming.engine.program import StreamProgram
 from lowtide.streaming.engine.segments import cut_segments
-from lowtide.streaming.engine.source_run import read_values, run_source
+from lowtide.streaming.engine.source_run import run_source
+from lowtide.streaming.row_window import read_values
 from lowtide.streaming.tiles.grid import TileAxis, split_axis
-from lowtide.streaming.tiles.tile_step import RunnableNetwork
+from lowtide.streaming.tiles.network import RunnableNetwork
 
 
 def run_streamed(

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.core.scratch import ScratchSpace
 from lowtide.core.signal import RowSink, RowSource, ValueAdapter
 from lowtide.memory.plan import ImageGeometry, Plan, StreamedStrategy, TileStrategy
-from lowtide.streaming.engine.program import StreamProgram
-from lowtide.streaming.engine.source_run import SlidingRowWindow
+from lowtide.streaming.row_window import SlidingRowWindow
 from lowtide.streaming.tiles.grid import TileAxis, tile_axes
+from lowtide.streaming.tiles.network import RunnableNetwork
 from lowtide.streaming.tiles.recovery import RetryingTileRunner, TileWorker, TileWorkerPool
-from lowtide.streaming.tiles.run_rows import run_panels, run_streamed
-from lowtide.streaming.tiles.tile_step import AsyncTileTransfer, NetworkTileRunner, RunnableNetwork
+from lowtide.streaming.tiles.tile_runner import make_tile_runner
+
+if TYPE_CHECKING:
+    from lowtide.streaming.engine.program import StreamProgram
 
 _WRITE_ROWS = 16  # convert rows in blocks, so that no second strip exists
 Retry = Callable[[Callable[[], np.ndarray]], np.ndarray]
@@ -72,6 +75,8 @@ def execute_plan(
     """
     image, strategy = plan.image, plan.strategy
     if isinstance(strategy, StreamedStrategy):
+        from lowtide.streaming.tiles.run_rows import run_panels, run_streamed
+
         assert program is not None
         run_bands = run_panels if strategy.panels > 1 else run_streamed
         with closing(ScratchSpace(scratch)) as scratch_space:
@@ -107,9 +112,8 @@ def _run_tiles(
     replicas: Sequence[RunnableNetwork],
 ) -> TileRunOutcome:
     rows, columns = tile_axes(image, tiles)
-    transfer = AsyncTileTransfer(network.device) if tiles.in_flight > 1 else None
     steps = [
-        NetworkTileRunner(one, adapter, transfer)
+        make_tile_runner(one, adapter, overlapped=tiles.in_flight > 1)
         for one in (network, *replicas[: tiles.device_count - 1])
     ]
     runners = [RetryingTileRunner(step, image, tiles, step.network.device) for step in steps]

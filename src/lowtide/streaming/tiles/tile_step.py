@@ -6,7 +6,7 @@ own, which overlaps computation: Python launches the work of a GPU faster than t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,49 +17,14 @@ from torch import Tensor
 from lowtide.core.errors import NotFiniteError
 from lowtide.core.option import Precision
 from lowtide.core.signal import ValueAdapter
+from lowtide.streaming.tiles.network import RunnableNetwork
 
-Forward = Callable[[Tensor], Tensor]
 # What most of a network's layers compute in; inputs and outputs are fp32.
 DTYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-
-
-@dataclass(frozen=True)
-class RunnableNetwork:
-    """A model as the runner needs it: a function on (B, C, H, W), with metadata.
-
-    Attributes:
-        forward: Takes sizes that already satisfy the model's size rule, on ``device``, and returns
-            values that need no clamping, both in fp32 whatever it computes in.
-        scale: Output pixels per input pixel, along each axis.
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        device: Where it runs.
-        precision: What most of its layers compute in.
-        channels_last: Whether inputs are channels-last.
-        make_fp32_forward: Returns the same model in fp32 where ``precision`` is another, to redo a
-            tile whose low-precision result is not finite.
-        free_memory: Frees what the network keeps between calls. For networks that do not allocate
-            with PyTorch, whose memory only shows in the process's resident memory.
-    """
-
-    forward: Forward
-    scale: int
-    in_channels: int
-    out_channels: int
-    device: str = "cpu"
-    precision: Precision = "fp32"
-    channels_last: bool = False
-    make_fp32_forward: Callable[[], Forward] | None = None
-    free_memory: Callable[[], None] | None = None
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        """Memory format of its inputs."""
-        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Runtimes other than PyTorch: networks as functions from array to array."""

@@ -6,8 +6,12 @@ import re
 import textwrap
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import pyvips
 import typer
+import yaml
 
 from lowtide.cli.main import app
 
@@ -248,6 +252,118 @@ def test_denoisers_and_generators_are_planned_by_name(lowtide, model):
     assert done.json["model"] == model and done.json["fit_report"]["chosen"] == 0
 
 
-def test_a_training_plans_itself(lowtide, tmp_path):
-    done = lowtide("plan", "train", tmp_path / "c.yml", "--device", "cpu")
-    assert done.code == 2 and "lowtide train sr" in done.err and "--dry-run" in done.err
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    noise = np.random.default_rng(0).integers(0, 256, (40, 48, 3), np.uint8)
+    pyvips.Image.new_from_array(noise).pngsave(str(folder / "a.png"))
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    hours = pd.date_range("2024-01-01", periods=600, freq="h")
+    values = np.random.default_rng(0).normal(size=(600, 3)) + np.sin(np.arange(600) / 4)[:, None]
+    series = pd.DataFrame(values, columns=["a", "b", "c"])
+    series.insert(0, "date", hours)
+    series.to_csv(tmp_path / "load.csv", index=False)
+    return tmp_path / "load.csv"
+
+
+def written(path: Path, **values) -> Path:
+    path.write_text(yaml.safe_dump({"name": "mine", "train": {"total_iter": 4}} | values))
+    return path
+
+
+def same_step(lowtide, words: list, kind: str) -> dict:
+    """Require that a plan is that of the dry run of its training, and return it."""
+    words = [*words, "--device", "rtx3060-12gb", "--json"]
+    plan = lowtide("plan", "train", *words, "-q")
+    assert plan.code == 0, plan.err
+    run = lowtide("train", kind, *words, "--dry-run")
+    assert run.code == 0, run.err
+    assert plan.json["training"] == run.json["plan"]
+    asked, step = plan.json["fit_report"]["options"][0], run.json["plan"]
+    assert asked["predicted_bytes"] == step["predicted_bytes"]
+    return plan.json
+
+
+def test_a_pair_of_networks_is_planned_by_its_configuration(lowtide, tmp_path, photos) -> None:
+    train = {"total_iter": 4, "losses": [{"type": "l1loss"}, {"type": "ganloss"}]}
+    path = written(
+        tmp_path / "pair.yml",
+        scale=2,
+        datasets={"train": {"dataroot_gt": str(photos), "lq_size": 8, "batch_size_per_gpu": 2}},
+        network_g={"type": "paragonconv", "features": 8, "blocks": 1},
+        network_d={"type": "munet", "features": 8, "widths": [1, 2], "window": 8, "shared": 2},
+        train=train,
+    )
+    plan = same_step(lowtide, [path], "sr")
+    assert plan["steps"] == 4 and plan["training"]["samples"] == "patches of 8 px"
+    text = lowtide("plan", "train", path, "--batch-size-per-gpu", 4, "--device", "rtx3060", "-q")
+    assert "4 steps: 4 patches of 8 px a step" in text.out and "estimated, not measured" in text.out
+    assert "> as requested" in text.out and "batch 2, accumulate 2" in text.out
+    # The words of the training after "plan", too.
+    words = lowtide("plan", "train", "sr", path, "--device", "rtx3060", "-q", "--json")
+    assert words.json["training"] == plan["training"]
+    small = lowtide("plan", "train", path, "--device", "rtx3060", "--budget", "200MiB", "-q")
+    assert small.code == 3 and "in 2 micro-batches" in small.out
+    assert "no option fits in 200 MiB" in small.err
+
+
+def test_a_denoiser_is_planned_by_its_configuration(lowtide, tmp_path, photos) -> None:
+    path = written(
+        tmp_path / "denoise.yaml",
+        datasets={"train": {"dataroot_gt": str(photos), "patch_size": 16}},
+        network={"features": 8, "multipliers": [1, 2]},
+    )
+    assert same_step(lowtide, [path], "denoise")["training"]["batch"] == 8
+
+
+FORECASTER = "--width 8 --image-size 16 --look-back 24 --horizons 8,12 --batch-size-per-gpu 16"
+
+
+def test_ldm4ts_is_planned_as_its_training_would_be(lowtide, table) -> None:
+    path = written(
+        table.with_name("forecast.yml"),
+        horizons=[8],
+        datasets={"train": {"table": str(table)}},
+        network={"look_back": 24},
+    )
+    words = [*FORECASTER.split(), "--attention-backend", "sdpa", "--total-iter", 4]
+    plan = same_step(lowtide, [path, *words], "forecast")
+    device = "--device", "rtx3060-12gb", "-q", "--json"
+    named = lowtide("plan", "train", "ldm4ts", *words, "--series", 3, *device).json
+    assert named["training"] == plan["training"]
+    for more in (("--series", 7), ("--width", 16), ("--batch", 8), ("--size", 32)):
+        other = lowtide("plan", "train", "ldm4ts", *words, "--series", 3, *more, *device).json
+        assert other["training"]["predicted_bytes"] != named["training"]["predicted_bytes"], more
+    given = lowtide("plan", "train", "ldm4ts", "--table", table)
+    assert given.code == 2 and f"lowtide plan train forecast {table}" in given.err
+    text = lowtide("plan", "train", "ldm4ts", *words, "--attention-backend", "flash", *device[:3])
+    assert text.code == 0 and "attention backend flash" not in text.err
+    if "note" in text.out:  # where it is not installed
+        assert "fused SDPA runs instead" in text.out
+
+
+def test_trainings_on_all_devices(lowtide) -> None:
+    words = "plan", "train", "ldm4ts", *FORECASTER.split(), "-q", "--json"
+    plans = lowtide(*words, "--all-devices").json["plans"]
+    assert len(plans) > 5
+    (card,) = (one for one in plans if one["device"] == "rtx3060-12gb")
+    assert card["training"] == lowtide(*words, "--device", "rtx3060-12gb").json["training"]
+
+
+def test_a_configuration_that_is_not_there_or_not_known(lowtide, tmp_path) -> None:
+    missing = lowtide("plan", "train", tmp_path / "c.yml", "--device", "cpu")
+    assert missing.code == 2 and "no such file" in missing.err
+    (tmp_path / "c.yml").write_text("a: [1")
+    damaged = lowtide("plan", "train", tmp_path / "c.yml", "--device", "cpu")
+    assert damaged.code == 2 and str(tmp_path / "c.yml") in damaged.err
+
+
+@pytest.mark.parametrize("kind", ["sr", "denoise", "forecast", "ldm4ts"])
+def test_the_options_of_a_training_are_those_of_its_plan(lowtide, kind: str) -> None:
+    help = lowtide("plan", "train", kind, "--help")
+    assert help.code == 0 and "--all-devices" in help.out and "--total-iter" in help.out

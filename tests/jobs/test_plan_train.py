@@ -13,14 +13,11 @@ import torch
 from torch import nn
 
 from lowtide import BudgetError, ModelError, UsageError
-from lowtide.jobs.train.plan import (
-    DeviceTrainingPlans,
-    TrainingPlan,
-    plan_training,
-    plan_training_on_all_gpus,
-)
+from lowtide.jobs.train.plan import plan_training, plan_training_on_all_gpus
+from lowtide.jobs.train.plan_report import DeviceTrainingPlans, TrainingPlan
 from lowtide.jobs.train.settings import TrainSettings, parse_size
 from lowtide.jobs.train.user_models import load_user_model
+from lowtide.memory.prediction import estimate
 from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
 from lowtide.memory.tracing.steps import TrainingStep
@@ -296,17 +293,6 @@ def test_sizes_that_a_model_file_does_not_take(monkeypatch) -> None:
     assert sizes == [(144, 144), (96, 96), (48, 48)]
 
 
-def test_ldm4ts_is_planned_by_its_name() -> None:
-    named = load_user_model("ldm4ts")
-    assert named.size == named.module.config.image_size == (224, 224)
-    assert named.module.config.horizons == (15, 60, 240)
-    assert next(named.module.parameters()).is_meta
-    plan = plan_training("ldm4ts", batch=1, size=(16, 24), device=GPU, full=False)
-    assert plan.fit_report.options[0].settings.size == (16, 24)
-    smaller = named.of_size((16, 24))
-    assert plan.parameters == sum(one.numel() for one in smaller.parameters())
-
-
 def test_nothing_fits() -> None:
     options: dict[str, Any] = dict(batch=1, size=(16, 16), device=GPU, budget="1MiB", full=False)
     plan = plan_training(net(), **options)
@@ -334,6 +320,37 @@ def test_all_gpus(tmp_path: Path) -> None:
     assert DeviceTrainingPlans.model_validate_json(plans.model_dump_json()).fits
     with pytest.raises(BudgetError, match="nothing fits any GPU"):
         plan_training_on_all_gpus(net(), batch=1, size=(16, 16), budget="1MiB").require()
+
+
+class Attending(nn.Module):
+    """Attention in low precision, whose kernel and workspace depend on the device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.conv(x).flatten(2).transpose(1, 2)[:, None]
+        return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 64, 1)
+
+
+@pytest.mark.parametrize(("model", "least"), [(net, 1), (Attending, 2)])
+def test_a_step_is_traced_once_for_all_gpus_that_run_it_alike(model, least, monkeypatch) -> None:
+    options: dict[str, Any] = dict(batch=1, size=(32, 32), precision="bf16")
+    alone = {
+        name: plan_training(model(), device=name, full=False, **options).fit_report.requested
+        for name in profile_names()
+        if name != "cpu"
+    }
+    traced, trace_step = [], estimate.trace_step
+    monkeypatch.setattr(
+        estimate, "trace_step", lambda *a, **k: traced.append(1) or trace_step(*a, **k)
+    )
+    plans = plan_training_on_all_gpus(model(), **options).plans
+    assert least <= len(traced) < len(plans)
+    assert (least == 1) == (len(traced) == 1)
+    for plan in plans:
+        assert plan.fit_report.requested.ledger == alone[plan.device].ledger
 
 
 def test_a_plot(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ _PLANS = {
         " no result.",
     ),
     "train": (
-        "plan_train:train",
+        "plan_train:TRAIN_COMMAND",
         "Predict whether training a model fits a GPU's memory, and what would make it fit.",
     ),
     "vae": (

@@ -24,6 +24,7 @@ from lowtide.jobs.train.settings import TrainRunSettings
 if TYPE_CHECKING:
     from lowtide.jobs.train.run import TrainReport
     from lowtide.training.run_config import RunConfig
+    from lowtide.training.task import TrainTask
     from lowtide.training.trainer import TrainStepEvent
 
 
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 class TrainKind:
     """A kind of training: what `lowtide train NAME` needs of it.
 
-    ``example`` returns a configuration. ``config`` and ``job`` import the configuration class and
-    the job. ``data`` is the key that DATA stand for: folders, or with ``data_is_file`` one file.
-    ``aliases`` are more options.
+    ``example`` returns a configuration. ``config``, ``job`` and ``task`` import the configuration
+    class, the job and the function that builds its task, by which it is planned. ``data`` is the
+    key that DATA stand for: folders, or with ``data_is_file`` one file. ``aliases`` are more
+    options.
     """
 
     name: str
@@ -41,6 +43,7 @@ class TrainKind:
     example: Callable[[], str]
     config: Callable[[], type[RunConfig]]
     job: Callable[[], Callable[..., TrainReport]]
+    task: Callable[[], Callable[..., TrainTask]]
     data: tuple[str, ...] = ("datasets", "train", "dataroot_gt")
     data_is_file: bool = False
     aliases: tuple[ConfigKeyAlias, ...] = ()
@@ -97,7 +100,7 @@ def train_command(kind: TrainKind) -> Any:
                 raise UsageError("--example prints YAML, which contradicts --json", hint="drop one")
             typer.echo(kind.example(), nl=False)
             return
-        config = _config(kind, context, words or [])
+        config = training_config(kind, context, words or [])
         from lowtide.training.distributed import ProcessGroup
 
         say = (lambda text: None) if quiet else (lambda text: typer.echo(text, err=True))
@@ -118,14 +121,14 @@ def train_command(kind: TrainKind) -> Any:
     return make_command(train, kind.name, Command)
 
 
-def _is_config(path: Path) -> bool:
+def is_config(path: Path) -> bool:
     """Return whether the first word of a command is the configuration's file."""
     return path.suffix.lower() in (".yml", ".yaml") and not is_folder(path)
 
 
-def _config(kind: TrainKind, context: typer.Context, words: list[Path]) -> RunConfig:
+def training_config(kind: TrainKind, context: typer.Context, words: list[Path]) -> RunConfig:
     """Return the configuration of the file, data and options of a command."""
-    path, data = (words[0], words[1:]) if words and _is_config(words[0]) else (None, words)
+    path, data = (words[0], words[1:]) if words and is_config(words[0]) else (None, words)
     more: Given = {}
     if data:
         more[kind.data] = "DATA", lambda: kind.data_value(data)

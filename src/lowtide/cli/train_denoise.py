@@ -60,6 +60,12 @@ def _job() -> Any:
     return train_denoise
 
 
+def _task() -> Any:
+    from lowtide.jobs.denoise.train import make_denoise_task
+
+    return make_denoise_task
+
+
 DENOISE = TrainKind(
     "denoise",
     help="""Train a denoiser within a memory budget, or resume a run.
@@ -84,6 +90,7 @@ DENOISE = TrainKind(
     example=lambda: EXAMPLE,
     config=_config,
     job=_job,
+    task=_task,
     aliases=(
         ConfigKeyAlias("--sd-attn-type", ("network", "attention")),
         ConfigKeyAlias("--sd-scheduler", ("network", "scheduler")),

@@ -46,6 +46,12 @@ def _job() -> Any:
     return train_forecast
 
 
+def _task() -> Any:
+    from lowtide.jobs.forecast.train import make_forecast_task
+
+    return make_forecast_task
+
+
 FORECAST = TrainKind(
     "forecast",
     help="""Train a forecaster of a table within a memory budget, or resume a run.
@@ -66,6 +72,7 @@ FORECAST = TrainKind(
     example=lambda: EXAMPLE,
     config=_config,
     job=_job,
+    task=_task,
     data=("datasets", "train", "table"),
     data_is_file=True,
 )

@@ -65,6 +65,12 @@ def _job() -> Any:
     return train_sr
 
 
+def _task() -> Any:
+    from lowtide.jobs.upscale.train import make_sr_task
+
+    return make_sr_task
+
+
 SR = TrainKind(
     "sr",
     help="""Train an upscaler within a memory budget, or resume a run.
@@ -81,5 +87,6 @@ SR = TrainKind(
     example=example,
     config=_config,
     job=_job,
+    task=_task,
 )
 SR_COMMAND = train_command(SR)

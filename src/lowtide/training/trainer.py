@@ -43,6 +43,9 @@ from lowtide.training.task import Batch, TrainableNetwork, TrainTask, Validator
 from lowtide.training.train_log import TrainLog
 from lowtide.training.train_step import RetryingTrainStep, TrainStep
 
+# Steps past the last, as which a step is measured.
+_STEPS_AFTER_ALL = 10
+
 
 @dataclass
 class TrainStepEvent:
@@ -264,6 +267,23 @@ class Trainer:
         finally:
             if log is not None:
                 log.close()
+
+    def measure_step(self) -> float:
+        """Return the seconds of the second of two steps, by which the networks are changed.
+
+        Every objective takes part, as in the last steps of a run. Nothing is written.
+        """
+        # Beyond the steps in which gradients are checked.
+        self._state.step = self.config.train.total_iter + _STEPS_AFTER_ALL
+        seconds = 0.0
+        batches = self.task.data.prefetch(0)
+        for _ in range(2):
+            started = time.perf_counter()
+            self._run_step(next(batches))
+            if self._accelerator.device.type == "cuda":
+                torch.cuda.synchronize(self._accelerator.device)
+            seconds = time.perf_counter() - started
+        return seconds
 
     def _with_progress(self, error: OutputError) -> OutputError:
         saved = f"the state of step {self._saved_step:,}" if self._saved_step else "no state yet"

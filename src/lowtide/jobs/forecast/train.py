@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+import numpy as np
+
 from lowtide.core.errors import InputError
 from lowtide.jobs.forecast.backtest import split_steps
 from lowtide.jobs.forecast.source import fit_forecaster
@@ -40,6 +42,8 @@ from lowtide.training.tasks.forecasting import (
 if TYPE_CHECKING:
     from torch import nn
 
+# Of hours, where no table says.
+_USUAL_SEASON = 24
 # Share of the error of held-out paths below which a gain is none.
 _LEAST_GAIN = 1e-3
 
@@ -94,11 +98,11 @@ def _gain(share: float) -> str:
 
 
 def make_forecast_task(
-    config: ForecastConfig, processes: ProcessGroup, *, folder: Path
+    config: ForecastConfig, processes: ProcessGroup, *, folder: Path = Path()
 ) -> TrainTask:
     """Build the task of a configuration, with the data of one of ``processes``.
 
-    ``folder`` is that of the run.
+    ``folder`` is that of the run, in which nothing is written before weights are saved.
     """
     data = config.datasets.train
     table = read_table(data.table, reading_options(data), room=available_host_bytes())
@@ -130,20 +134,53 @@ def make_windows_task(
 
     data = config.datasets.train
     trained, validated = windows.split(data.validation_share)
-    denoiser = _make_denoiser(config, table)
+    denoiser = _make_denoiser(config, len(table.names), table.grid.season)
     denoiser.fit_autoencoder(torch.from_numpy(trained.residuals))
     return make_denoising_task(
         config,
         denoiser,
-        BatchLoader(
-            NoisyWindows(trained, denoiser.latent_shape, config.network.diffusion_steps),
-            batch=data.batch_size_per_gpu * processes.world_size,
-            shard=(processes.rank, processes.world_size),
-            seed=config.manual_seed,
-        ),
+        _batches(config, trained, denoiser, processes),
         save=save,
         make_validator=lambda _, device: _validator(config, validated, device),
         files=collect_file_facts([data.table]),
+    )
+
+
+@without_attention_warnings()
+def make_task_of_any_table(
+    config: ForecastConfig, processes: ProcessGroup, *, series: int
+) -> TrainTask:
+    """Build the task of a table of so many series, which is not read: to be planned, not run."""
+    denoiser = _make_denoiser(config, series, _USUAL_SEASON)
+    look_back = config.network.look_back
+    window = ResidualWindows(
+        config.datasets.train.table,
+        np.zeros((look_back, series), np.float32),
+        np.array([look_back]),
+        np.zeros((1, config.horizon, series), np.float32),
+        look_back,
+    )
+    return make_denoising_task(
+        config,
+        denoiser,
+        _batches(config, window, denoiser, processes),
+        save=lambda path, network: path,
+        make_validator=lambda folder, device: None,
+        files={},
+    )
+
+
+def _batches(
+    config: ForecastConfig,
+    windows: ResidualWindows,
+    denoiser: LDM4TSModel,
+    processes: ProcessGroup,
+) -> BatchLoader:
+    return BatchLoader(
+        NoisyWindows(windows, denoiser.latent_shape, config.network.diffusion_steps),
+        batch=config.datasets.train.batch_size_per_gpu * processes.world_size,
+        shard=(processes.rank, processes.world_size),
+        seed=config.manual_seed,
     )
 
 
@@ -176,19 +213,18 @@ def _windows(config: ForecastConfig, table: TimeTable, ridge: RidgeForecaster) -
     return ResidualWindows(path, values, ridge.origins[seen], ridge.residuals[seen], look_back)
 
 
-def _make_denoiser(config: ForecastConfig, table: TimeTable) -> LDM4TSModel:
+def _make_denoiser(config: ForecastConfig, series: int, season: int) -> LDM4TSModel:
     network = config.network.model_dump()
     network["frequency"] = network.pop("spectrum")
     if config.network.autoencoder is not None:
         network["autoencoder"] = config.network.autoencoder.resolve()
-    season = table.grid.season
     # A table without a season is folded into a square.
     usual = season if season > 1 else max(2, math.isqrt(config.horizon))
     network["period"] = network["period"] or usual
     with limited_build("network"):
         return LDM4TSModel(
             horizons=tuple(config.horizons),
-            variables=len(table.names),
+            variables=series,
             seed=config.manual_seed,
             **network,
         )

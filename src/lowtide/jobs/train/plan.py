@@ -1,122 +1,71 @@
 """Plan a training step: whether it fits the memory, and which changes make it fit.
 
-Nothing is trained.
+Nothing is trained. The step is one of any module, or that of a training's configuration, which is
+planned by what the training itself prepares.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
-from importlib.metadata import version
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from pydantic import BaseModel, Field
-
-from lowtide._version import __version__
 from lowtide.core.atomic_file import require_name, require_output
-from lowtide.core.errors import BudgetError, UsageError
+from lowtide.core.errors import UsageError
 from lowtide.core.figure_file import require_figure_name
-from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.core.units import format_bytes, parse_bytes
+from lowtide.core.units import parse_bytes
 from lowtide.jobs.engine.devices import resolve_device
 from lowtide.jobs.engine.settings import show_keywords
+from lowtide.jobs.train.memory import TrainTaskVariants, smallest_plan
+from lowtide.jobs.train.plan_report import DeviceTrainingPlans, TrainingPlan
+from lowtide.jobs.train.run import device_and_budget
 from lowtide.jobs.train.settings import TrainKeywords, TrainSettings
 from lowtide.jobs.train.user_models import UserModel, load_user_model
 from lowtide.memory.budget import Budget
 from lowtide.memory.profiles import DeviceProfile, find_profile, load_profile, profile_names
-from lowtide.memory.training.fit_search import FitReport, fit_to_budget
+from lowtide.memory.training.fit_search import (
+    TracesBySettings,
+    find_fit,
+    fit_to_budget,
+)
 from lowtide.memory.training.memory_plot import plot_memory
 from lowtide.memory.training.options import size_text
+from lowtide.training.distributed import ProcessGroup
+from lowtide.training.run_config import RunConfig
+from lowtide.training.task import TrainTask
+from lowtide.training.traced_step import TaskModules
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# A function that builds the task of a configuration, with the data of one process.
+MakeTask = Callable[[Any, ProcessGroup], TrainTask]
+_USUAL_SIZE = 256, 256
 # Most image models need sides that are multiples of this; the ladder tries such sizes.
 _MULTIPLE = 16
 
 
-class TrainingPlan(BaseModel):
-    """Predicted memory of a training step on one device, and changes that make it fit.
-
-    ``fit_report.requested`` is the estimate of the step as requested, with its ledger.
-    ``parameters`` is a count, all other sizes are bytes.
-    """
-
-    schema_version: int = SCHEMA_VERSION
-    lowtide: str = __version__
-    torch: str = Field(default_factory=partial(version, "torch"))
-    model: str
-    parameters: int
-    device: str
-    device_title: str
-    budget_bytes: int
-    fit_report: FitReport
+class PlannedStep(Protocol):
+    """What is planned: a step of a module, or that of a training."""
 
     @property
-    def fits(self) -> bool:
-        """Return whether any option fits the budget."""
-        return self.fit_report.chosen is not None
+    def name(self) -> str:
+        """Name of the model or of the training."""
+        ...
 
-    def require(self) -> None:
-        """Raise `BudgetError` that names the smallest option if none fits."""
-        self.fit_report.require()
-
-    def __str__(self) -> str:
-        asked = self.fit_report.requested
-        ledger = ", ".join(
-            f"{row.name} {format_bytes(row.value)}" for row in asked.ledger if row.value
-        )
-        memory, most, tensors, budget = map(
-            format_bytes,
-            (asked.predicted_bytes, asked.upper_bytes, asked.live_bytes, self.budget_bytes),
-        )
-        lines = [
-            f"{self.model}: {self.parameters:,} parameters",
-            f"  device     {self.device_title}, budget {budget}",
-            f"  step       {self.fit_report.options[0].settings}",
-            f"  memory     expected {memory}, at most {most}",
-            f"  peak       in {asked.phase}, at {asked.operator}; tensors alone take {tensors}",
-            f"  ledger     {ledger}",
-            *(f"  note       {note}" for note in asked.notes),
-        ]
-        return "\n".join([*lines, "", str(self.fit_report)])
-
-
-class DeviceTrainingPlans(BaseModel):
-    """Plans of the same training step for every GPU that has a device profile."""
-
-    schema_version: int = SCHEMA_VERSION
-    plans: list[TrainingPlan]
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the step fits any of the GPUs."""
-        return any(plan.fits for plan in self.plans)
-
-    def require(self) -> None:
-        """Raise `BudgetError` if the step fits none of the GPUs."""
-        if not self.fits:
-            smallest = min(plan.fit_report.smallest.upper_bytes or 0 for plan in self.plans)
-            raise BudgetError(
-                f"nothing fits any GPU: the smallest option needs up to {format_bytes(smallest)}",
-                smallest=smallest,
-                hint="a smaller model",
-            )
-
-    def __str__(self) -> str:
-        lines = ["device            budget  requested   at most  first option that fits"]
-        for plan in self.plans:
-            asked, choice = plan.fit_report.requested, plan.fit_report.choice
-            budget, expected, most = map(
-                format_bytes, (plan.budget_bytes, asked.predicted_bytes, asked.upper_bytes)
-            )
-            lines.append(
-                f"{plan.device:<14}  {budget:>8}  {expected:>9}  {most:>8}"
-                f"  {choice.name if choice else 'none'}"
-            )
-        return "\n".join(lines)
+    def plan(
+        self,
+        profile: DeviceProfile,
+        budget_bytes: int,
+        *,
+        full: bool = True,
+        traces: TracesBySettings | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> TrainingPlan:
+        """Return the plan for a device; ``full`` and what follows are as in `find_fit`."""
+        ...
 
 
 @show_keywords(TrainSettings, TrainKeywords)
@@ -150,22 +99,9 @@ def plan_training(
     """
     chosen = TrainSettings.of(**settings)
     profile = _profile(device)
-    if plot is not None:
-        require_name(plot)  # fail before a minute of tracing
-        require_figure_name(Path(plot))
-        require_output(Path(plot), force=force)
-    user_model = load_user_model(model)
+    step = PlannedModule(load_user_model(model), chosen, loss)
     budget_bytes = _budget(chosen.budget, profile)
-    plan = _plan(user_model, chosen, profile, budget_bytes, full, loss, progress)
-    if plot is not None:
-        plot_memory(
-            plan.fit_report.requested,
-            plot,
-            budget_bytes=budget_bytes,
-            replace=force,
-            title=f"{user_model.name} on {profile.title}: {plan.fit_report.options[0].settings}",
-        )
-    return plan
+    return _plan(step, profile, budget_bytes, full, plot, force, progress)
 
 
 @show_keywords(TrainSettings, TrainKeywords)
@@ -181,58 +117,205 @@ def plan_training_on_all_gpus(
     ``loss`` maps the model's output to a scalar; by default the mean square of its elements.
     """
     chosen = TrainSettings.of(**settings)
-    user_model = load_user_model(model)
-    profiles = [load_profile(name) for name in profile_names()]
+    step = PlannedModule(load_user_model(model), chosen, loss)
+    return _plan_on_all_gpus(step, lambda card: _budget(chosen.budget, card, capped=True), progress)
+
+
+def plan_run(
+    config: RunConfig,
+    make_task: MakeTask,
+    *,
+    device: str = TrainSettings.device,
+    budget: str | int = TrainSettings.budget,
+    full: bool = True,
+    plot: str | Path | None = None,
+    force: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> TrainingPlan:
+    """Predict the memory of a training's step and what makes it fit, by what it prepares itself.
+
+    The step requested is split as the training would split it.
+
+    Args:
+        config: The training's configuration.
+        make_task: Builds its task with the data of one process, as `make_sr_task` does.
+        device: As of `run_training`, or a GPU that need not be present.
+        budget: As of `run_training`.
+        full: As in `fit_to_budget`, and so is ``progress``.
+        plot: File to draw the step's memory to.
+        force: Replace it if it exists.
+
+    Raises:
+        BudgetError: The batch alone takes more than the budget. Others are those of the training.
+    """
+    processes = ProcessGroup.from_environment()
+    device, budget_bytes = device_and_budget(device, budget, processes)
+    step = PlannedRun(config, make_task(config, processes))
+    return _plan(step, find_profile(device), budget_bytes, full, plot, force, progress)
+
+
+def plan_run_on_all_gpus(
+    config: RunConfig,
+    make_task: MakeTask,
+    *,
+    budget: str | int = TrainSettings.budget,
+    progress: Callable[[str], None] | None = None,
+) -> DeviceTrainingPlans:
+    """Run `plan_run` for every GPU profile, up to the first option that fits."""
+
+    def budget_of(card: DeviceProfile) -> int:
+        if budget == "auto":
+            return Budget.for_profile(card).device_bytes
+        return _budget(budget, card, capped=True)
+
+    step = PlannedRun(config, make_task(config, ProcessGroup.from_environment()))
+    return _plan_on_all_gpus(step, budget_of, progress)
+
+
+def _plan(
+    step: PlannedStep,
+    profile: DeviceProfile,
+    budget_bytes: int,
+    full: bool,
+    plot: str | Path | None,
+    force: bool,
+    progress: Callable[[str], None] | None,
+) -> TrainingPlan:
+    if plot is not None:
+        require_name(plot)  # fail before a minute of tracing
+        require_figure_name(Path(plot))
+        require_output(Path(plot), force=force)
+    plan = step.plan(profile, budget_bytes, full=full, progress=progress)
+    if plot is not None:
+        plot_memory(
+            plan.fit_report.requested,
+            plot,
+            budget_bytes=plan.budget_bytes,
+            replace=force,
+            title=f"{step.name} on {profile.title}: {plan.fit_report.options[0].settings}",
+        )
+    return plan
+
+
+def _plan_on_all_gpus(
+    step: PlannedStep,
+    budget_of: Callable[[DeviceProfile], int],
+    progress: Callable[[str], None] | None,
+) -> DeviceTrainingPlans:
+    """Plan a step for every GPU profile; it is traced once for those that run it alike."""
+    traces: TracesBySettings = defaultdict(list)
     plans = []
-    for card in profiles:
+    for card in map(load_profile, profile_names()):
         if card.kind == "cpu":
             continue
         if progress is not None:
             progress(card.name)
-        budget_bytes = _budget(chosen.budget, card, capped=True)
-        plans.append(_plan(user_model, chosen, card, budget_bytes, False, loss, None))
+        plans.append(step.plan(card, budget_of(card), full=False, traces=traces))
     return DeviceTrainingPlans(plans=plans)
 
 
-def _plan(
-    user_model: UserModel,
-    settings: TrainSettings,
-    profile: DeviceProfile,
-    budget_bytes: int,
-    full: bool,
-    loss: Callable[[Any], Tensor] | None,
-    progress: Callable[[str], None] | None,
-) -> TrainingPlan:
-    size = settings.size or user_model.size
-    _check_size(user_model, size)
-    if settings.validation_size is not None:
-        _check_size(user_model, settings.validation_size)
-    module = user_model.of_size(size)
-    facts = user_model.descriptor
-    if facts is not None and not settings.inputs and settings.channels is None:
-        settings = replace(settings, channels=facts.in_channels)
-    make_step = settings.make_step(user_model.of_size, size, profile.kind == "cuda", loss)
-    fit_report = fit_to_budget(
-        module,
-        make_step(settings.batch, size),
-        budget_bytes=budget_bytes,
-        device=profile,
-        make_step=make_step,
-        batch=settings.batch,
-        size=size,
-        resize=user_model.resize,
-        multiple=user_model.size_multiple(_MULTIPLE),
-        full=full,
-        progress=progress,
-    )
-    return TrainingPlan(
-        model=user_model.name,
-        parameters=sum(weight.numel() for weight in module.parameters()),
-        device=profile.name,
-        device_title=profile.title,
-        budget_bytes=budget_bytes,
-        fit_report=fit_report,
-    )
+@dataclass(frozen=True)
+class PlannedModule:
+    """A step of a module, as `PlannedStep`."""
+
+    model: UserModel
+    settings: TrainSettings
+    loss: Callable[[Any], Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.name
+
+    def plan(
+        self,
+        profile: DeviceProfile,
+        budget_bytes: int,
+        *,
+        full: bool = True,
+        traces: TracesBySettings | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> TrainingPlan:
+        """Return the plan for a device."""
+        settings, module, facts = self.settings, self.model.module, self.model.descriptor
+        size = settings.size or _USUAL_SIZE
+        for sides in filter(None, (size, settings.validation_size)):
+            _check_size(self.model, sides)
+        if facts is not None and not settings.inputs and settings.channels is None:
+            settings = replace(settings, channels=facts.in_channels)
+        make_step = settings.make_step(module, size, profile.kind == "cuda", self.loss)
+        fit_report = fit_to_budget(
+            module,
+            make_step(settings.batch, size),
+            budget_bytes=budget_bytes,
+            device=profile,
+            make_step=make_step,
+            batch=settings.batch,
+            size=size,
+            multiple=self.model.size_multiple(_MULTIPLE),
+            full=full,
+            progress=progress,
+            traces=traces,
+        )
+        return TrainingPlan(
+            model=self.name,
+            parameters=sum(weight.numel() for weight in module.parameters()),
+            device=profile.name,
+            device_title=profile.title,
+            budget_bytes=budget_bytes,
+            fit_report=fit_report,
+        )
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The step of a training as its configuration has it, as `PlannedStep`.
+
+    ``task`` is what the training itself prepares, and its step is split as it would be.
+    """
+
+    config: RunConfig
+    task: TrainTask
+
+    @property
+    def name(self) -> str:
+        """The training's name."""
+        return self.config.name
+
+    def plan(
+        self,
+        profile: DeviceProfile,
+        budget_bytes: int,
+        *,
+        full: bool = True,
+        traces: TracesBySettings | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> TrainingPlan:
+        """Return the plan for a device; raises `BudgetError` where the batch alone is too large."""
+        config, task = self.config, self.task
+        shared: TracesBySettings = defaultdict(list) if traces is None else traces
+        training = smallest_plan(config, task, budget_bytes, profile, shared)
+        variants = TrainTaskVariants(
+            config,
+            task,
+            TaskModules(config, task),
+            profile.kind != "cpu",
+            training.micro_batches,
+            training.heap,
+        )
+        return TrainingPlan(
+            model=self.name,
+            parameters=sum(one.numel() for one in variants.modules.networks.parameters()),
+            device=profile.name,
+            device_title=profile.title,
+            budget_bytes=budget_bytes,
+            training=training,
+            steps=config.train.total_iter,
+            notes=[note for one in task.networks.values() for note in getattr(one, "notes", ())],
+            fit_report=find_fit(
+                variants, profile, budget_bytes, full=full, traces=shared, progress=progress
+            ),
+        )
 
 
 def _check_size(user_model: UserModel, size: tuple[int, int]) -> None:

@@ -24,7 +24,6 @@ from lowtide.core.heap import set_heap_mode
 from lowtide.core.input_file import is_folder
 from lowtide.core.progress import Cancel, raise_if_cancelled
 from lowtide.core.schema import SCHEMA_VERSION
-from lowtide.core.units import format_seconds
 from lowtide.jobs.engine.devices import resolve_device
 from lowtide.jobs.engine.settings import settings_fields
 from lowtide.jobs.train.memory import TrainStepPlan, plan_step
@@ -81,12 +80,8 @@ class TrainReport(BaseModel):
     def __str__(self) -> str:
         lines = [f"{self.name}: {self.steps:,} steps, {self.parameters:,} parameters"]
         if self.status == "planned":
-            once, whole = self.plan.seconds, self.plan.seconds * self.steps
-            lines += [
-                f"device: {self.device}",
-                f"memory: {self.plan}",
-                f"time: roughly {format_seconds(whole)}, {once:.2g} s a step",
-            ]
+            time = self.plan.time_text(self.steps)
+            lines += [f"device: {self.device}", f"memory: {self.plan}", f"time: {time}"]
             return "\n".join(lines)
         if self.resumed_step:
             lines.append(f"resumed after step {self.resumed_step:,}")
@@ -153,14 +148,15 @@ def _plan(
     chosen: TrainRunSettings,
 ) -> TrainReport:
     """Return what a training would take, on a device that need not be present."""
-    device = chosen.device
-    if device == "auto" or device.partition(":")[0] in ("cpu", "cuda"):
-        device = _local_device(device, processes)
-        budget = Budget.parse(chosen.budget, device=device)
-    else:
-        budget = Budget.for_profile(load_profile(device), chosen.budget)
+    device, budget = device_and_budget(chosen.device, chosen.budget, processes)
     task = make_task(config, processes)
     trained = next(iter(task.networks.values()))
+    plan = plan_step(config, task, budget, device)
+    if _is_local(chosen.device) and processes.is_single:
+        set_heap_mode("trim" if plan.heap == "trim" else "cache")
+        parts = plan.micro_batches
+        trainer = Trainer(config, folder, task, micro_batches=parts, device=device)
+        plan.measured_seconds = trainer.measure_step()
     return TrainReport(
         status="planned",
         name=config.name,
@@ -169,7 +165,7 @@ def _plan(
         parameters=sum(one.numel() for one in trained.parameters()),
         steps=config.train.total_iter,
         resumed_step=0,
-        plan=plan_step(config, task, budget.device_bytes, device),
+        plan=plan,
         weights=str(folder / f"{config.name}.safetensors"),
         best_weights=None,
         scores={},
@@ -233,6 +229,19 @@ def _train(
         warnings=([slow] if slow else []) + trainer.warnings,
         notes=trainer.notes,
     )
+
+
+def device_and_budget(device: str, budget: str | int, processes: ProcessGroup) -> tuple[str, int]:
+    """Return the device of a training and its budget in bytes; the device need not be present."""
+    if _is_local(device):
+        device = _local_device(device, processes)
+        return device, Budget.parse(budget, device=device).device_bytes
+    return device, Budget.for_profile(load_profile(device), budget).device_bytes
+
+
+def _is_local(device: str) -> bool:
+    """Return whether a device is one of this machine, and not a profile's."""
+    return device == "auto" or device.partition(":")[0] in ("cpu", "cuda")
 
 
 def _local_device(device: str, processes: ProcessGroup) -> str:

@@ -32,8 +32,8 @@ class TrainRunSettings(JobSettings):
             into as many micro-batches as needed. If memory runs out all the same, the step is
             repeated with less.
         device: auto, cpu, cuda:0, ...
-        dry_run: Predict memory and time, also of a GPU that need not be present, such as
-            rtx3060-12gb, and stop.
+        dry_run: Predict memory and time, and stop. Two steps are run and timed, but for a GPU that
+            need not be present, such as rtx3060-12gb, whose time is estimated.
         accept_changed_data: Resume although the training files have changed since the run began.
     """
 
@@ -41,6 +41,22 @@ class TrainRunSettings(JobSettings):
     device: Annotated[str, Option(_RUN)] = "auto"
     dry_run: Annotated[bool, Option(_RUN)] = False
     accept_changed_data: Annotated[bool, Option(_RUN)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlanSettings(JobSettings):
+    """Settings of the plan of any training step.
+
+    Attributes:
+        device: A GPU by name, such as rtx3060-12gb, which need not be present; cpu; cuda:0; or
+            auto, the CUDA device of this machine.
+        budget: Memory for the process: 6GiB, 80% of what a display leaves, or auto: all of that.
+        plot: Plot the step's memory over time to a .png or .svg file.
+    """
+
+    device: Annotated[str, Option(_DEVICE)] = "auto"
+    budget: Annotated[str | int, Option(_DEVICE, flags=("-b", "--budget"))] = "auto"
+    plot: Annotated[Path | None, Option("Output", metavar="FILE")] = None
 
 
 class TrainKeywords(TypedDict, total=False):
@@ -61,7 +77,7 @@ class TrainKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(JobSettings):
+class TrainSettings(TrainPlanSettings):
     """Settings of a training step and of its plan, except the model.
 
     ``size`` is (H, W), or text as in `parse_size`. ``inputs`` are shapes as in `parse_inputs`,
@@ -72,7 +88,7 @@ class TrainSettings(JobSettings):
 
     Attributes:
         batch: Images in a micro-batch.
-        size: Size of the images, 256 or WIDTHxHEIGHT. Default: 256, for ldm4ts 224.
+        size: Size of the images, 256 or WIDTHxHEIGHT. Default: 256.
         inputs: Shape of an input without the batch dimension: 3,h,w or 4,h/8,w/8 or 77,768 or
             :int64. Once for each input, in order. Default: the model's own example_inputs(batch,
             size), or images.
@@ -84,10 +100,6 @@ class TrainSettings(JobSettings):
         accumulate: Micro-batches in a step.
         validation_batch: Images of a validation pass after the step. Default: no validation pass.
         validation_size: Size of the validation images. Default: --size.
-        device: A GPU by name, such as rtx3060-12gb, which need not be present; cpu; cuda:0; or
-            auto, the CUDA device of this machine.
-        budget: Memory for the process: 6GiB, 80% of what a display leaves, or auto: all of that.
-        plot: Plot the step's memory over time to a .png or .svg file.
     """
 
     batch: Annotated[Count, Option(_STEP, flags=("--batch", "--batch-size"))] = 4
@@ -106,10 +118,6 @@ class TrainSettings(JobSettings):
     accumulate: Annotated[Count, Option(_STEP)] = 1
     validation_batch: Annotated[Count | None, Option(_STEP, metavar="N")] = None
     validation_size: Annotated[tuple[Count, Count] | None, Option(_STEP, metavar="SIZE")] = None
-
-    device: Annotated[str, Option(_DEVICE)] = "auto"
-    budget: Annotated[str | int, Option(_DEVICE, flags=("-b", "--budget"))] = "auto"
-    plot: Annotated[Path | None, Option("Output", metavar="FILE")] = None
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -132,14 +140,14 @@ class TrainSettings(JobSettings):
 
     def make_step(
         self,
-        model_of: Callable[[tuple[int, int]], nn.Module],
+        model: nn.Module,
         size: tuple[int, int],
         on_cuda: bool,
         loss: Callable[[Any], Tensor] | None,
     ) -> MakeStep:
-        """Return a function that builds the `TrainingStep` for a batch size and (H, W).
+        """Return a function that builds the `TrainingStep` of ``model`` for a batch and (H, W).
 
-        ``model_of`` returns the model for images of a size, and ``size`` is the requested one.
+        ``size`` is the requested one.
         """
         from lowtide.memory.tracing.steps import TrainingStep
         from lowtide.memory.training.meta_build import make_inputs
@@ -151,13 +159,12 @@ class TrainSettings(JobSettings):
             optimizer = "adamw-foreach" if on_cuda else "adamw"
         validation = None
         if self.validation_batch is not None:
-            validation = make_inputs(
-                model_of(size), self.validation_batch, self.validation_size or size, make
-            )
+            sides = self.validation_size or size
+            validation = make_inputs(model, self.validation_batch, sides, make)
 
         def step(batch: int, size: tuple[int, int]) -> TrainingStep:
             return TrainingStep(
-                make_inputs(model_of(size), batch, size, make),
+                make_inputs(model, batch, size, make),
                 optimizer=optimizer,
                 loss=loss,
                 checkpointing=self.checkpointing,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,21 +32,11 @@ _SCALE = 2
 
 @dataclass(frozen=True)
 class UserModel:
-    """A module to plan for, its name, and the descriptor of a Lowtide model.
-
-    ``size`` is the usual (height, width) of its images. ``resize`` builds it for others, if it is
-    made for images of one size.
-    """
+    """A module to plan for, its name, and the descriptor of a Lowtide model."""
 
     module: nn.Module
     name: str
     descriptor: ModelDescriptor | None = None
-    size: tuple[int, int] = (256, 256)
-    resize: Callable[[tuple[int, int]], nn.Module] | None = None
-
-    def of_size(self, size: tuple[int, int]) -> nn.Module:
-        """Return the module for images of (height, width)."""
-        return self.module if self.resize is None else self.resize(size)
 
     def size_multiple(self, default: int) -> int:
         """Return what image sides should be multiples of: ``default`` and the model's own."""
@@ -60,10 +49,10 @@ def load_user_model(what: Any) -> UserModel:
     """Return the module that ``what`` is, builds, or names.
 
     ``what`` is a module, a function that returns one, ``"package.module:function"``,
-    ``"path/to/file.py:function"``, ``"ldm4ts"``, what ``network_g.type`` of a training may be (for
-    twice the size), a bundled model, or a model file. Denoisers are told a usual level. Python
-    files and packages are run, with their folder (for packages the working folder) first in
-    ``sys.path``. Functions are called without arguments, on the ``meta`` device if possible.
+    ``"path/to/file.py:function"``, what ``network_g.type`` of a training may be (for twice the
+    size), a bundled model, or a model file. Denoisers are told a usual level. Python files and
+    packages are run, with their folder (for packages the working folder) first in ``sys.path``.
+    Functions are called without arguments, on the ``meta`` device if possible.
 
     Raises:
         UsageError: The place does not exist or needs arguments.
@@ -75,16 +64,9 @@ def load_user_model(what: Any) -> UserModel:
         return UserModel(what, type(what).__name__)
     if not isinstance(what, str | Path):
         return UserModel(build_on_meta(what), getattr(what, "__name__", repr(what)))
-    if str(what) == "ldm4ts":
-        return _ldm4ts()
     if str(what) in network_builders("generators"):
         return UserModel(
             build_on_meta(lambda: make_generator({"type": str(what)}, _SCALE, seed=0)), str(what)
-        )
-    if Path(what).suffix.lower() in (".yml", ".yaml"):
-        raise UsageError(
-            f"{what} is the configuration of a training, which plans itself",
-            hint=f"lowtide train sr {what} --dry-run, or train denoise, or train forecast",
         )
     place, colon, name = str(what).rpartition(":")
     if colon and name.isidentifier():
@@ -102,18 +84,6 @@ def load_user_model(what: Any) -> UserModel:
     if model.descriptor.noise is not None:
         set_nominal_level(model.module)
     return UserModel(model.module.requires_grad_(True), str(what), model.descriptor)
-
-
-def _ldm4ts() -> UserModel:
-    """Return LDM4TS as its documentation has it."""
-    from lowtide.models.ldm4ts.model import LDM4TSModel
-
-    @functools.cache
-    def build(size: tuple[int, int]) -> nn.Module:
-        return build_on_meta(lambda: LDM4TSModel(size, horizons=(15, 60, 240)))
-
-    size = 224, 224
-    return UserModel(build(size), "ldm4ts", size=size, resize=build)
 
 
 def _build(what: str, place: str, name: str) -> UserModel:

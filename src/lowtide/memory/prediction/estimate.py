@@ -33,12 +33,19 @@ from lowtide.memory.prediction.result import (
     heap_row,
 )
 from lowtide.memory.profiles import DeviceProfile, load_profile
-from lowtide.memory.profiles.simulated_device import simulate_attention, simulate_autocast
+from lowtide.memory.profiles.simulated_device import (
+    runs_alike,
+    simulate_attention,
+    simulate_autocast,
+)
 from lowtide.memory.tracing.fake import CachedFakeCallsMode, FakeModelConverter, model_tensors
 from lowtide.memory.tracing.python_places import PythonStatePlaces
 from lowtide.memory.tracing.steps import Step, TraceableStep, TrainingStep, input_tensors
 from lowtide.memory.tracing.trace import MemoryTrace, MemoryTracer
 from lowtide.memory.tracing.traced_code import traced_code
+
+# Traces of one step, each with the device that it was made for.
+TracesOfStep = list[tuple[DeviceProfile, MemoryTrace]]
 
 _HEAP_TITLES: dict[HeapMode, str] = {
     "default": "glibc's heap as it comes",
@@ -190,15 +197,23 @@ def traced_estimate(
     operators: JsonCacheTable | None = None,
     calibration: BoundCalibration | None = None,
     heap: HeapMode | None = None,
+    traced: TracesOfStep | None = None,
 ) -> Estimate:
     """Estimate the peak memory of a step by tracing only, without the fallback.
 
     For comparing steps with one another: a figure from another method would make differences
-    meaningless. Whatever stops the trace is raised unchanged. Arguments are those of `estimate`.
+    meaningless. Whatever stops the trace is raised unchanged. Arguments are those of `estimate`,
+    and ``traced``, the traces of this step so far: one of a device on which it allocates alike
+    serves, and a new one is added.
     """
     started = time.perf_counter()
     bound = calibration or shipped_calibration(profile.kind)
-    trace = trace_step(model, step, profile=profile, dtype=dtype)
+    made = traced if traced is not None else []
+    alike = (one for device, one in made if runs_alike(profile, device, one.attention))
+    trace = next(alike, None)
+    if trace is None:
+        trace = trace_step(model, step, profile=profile, dtype=dtype)
+        made.append((profile, trace))
     if profile.kind == "cpu":
         store = operators or JsonCacheTable("operators", *machine_facts())
         heap = heap or current_heap_mode()
@@ -273,7 +288,8 @@ def _trace(
 ) -> MemoryTrace:
     twin, fake_step = faker.model(model), faker.step(step)
     tracer = MemoryTracer(keep_calls=True, call=faker.calls)
-    with faker.fake_mode(), simulate_autocast(profile), simulate_attention(profile):
+    attention = simulate_attention(profile, tracer.trace.attention)
+    with faker.fake_mode(), simulate_autocast(profile), attention:
         tracer.label(model_tensors(twin), "weights")
         tracer.label(input_tensors(fake_step), "inputs")
         with CachedFakeCallsMode(faker.calls):

@@ -13,7 +13,7 @@ that the device selects and its memory are reproduced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_map_only
 
 from lowtide.attention.patch import cast_as_autocast, copy_with_globals
 from lowtide.attention.sdpa_rules import AttentionPath, promotes_three_dimensions, sdpa_kernel_for
-from lowtide.attention.spec import AttentionSpec, describe_call
-from lowtide.memory.profiles.attention_kernels import run_fake_attention
+from lowtide.attention.spec import AttentionCall, AttentionSpec, describe_call
+from lowtide.memory.profiles.attention_kernels import flash_forward_bytes, run_fake_attention
 from lowtide.memory.profiles.profile import DeviceProfile
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -124,7 +124,9 @@ def _is_registered(name: str) -> bool:
 
 
 @contextmanager
-def simulate_attention(profile: DeviceProfile) -> Iterator[Counter[AttentionPath]]:
+def simulate_attention(
+    profile: DeviceProfile, seen: set[AttentionCall] | None = None
+) -> Iterator[Counter[AttentionPath]]:
     """Context in which attention on fake tensors allocates as on ``profile``'s device.
 
     Results, saved tensors, padded copies and gradients are those of the kernel that the device
@@ -132,7 +134,8 @@ def simulate_attention(profile: DeviceProfile) -> Iterator[Counter[AttentionPath
     backward pass: checkpointing runs attention again there. Covers
     F.scaled_dot_product_attention, its aten operator and F.multi_head_attention_forward
     (nn.MultiheadAttention, which then does without its fast path); other attention packages are
-    not covered. Yields the count of calls by kernel. On the CPU nothing is replaced.
+    not covered. Yields the count of calls by kernel, and adds the calls to ``seen``. On the CPU
+    nothing is replaced.
 
     Raises:
         TypeError: Attention is called with real tensors.
@@ -141,8 +144,21 @@ def simulate_attention(profile: DeviceProfile) -> Iterator[Counter[AttentionPath
     if profile.kind == "cpu":
         yield log
         return
-    with _SimulatedAttention(profile, log):
+    with _SimulatedAttention(profile, log, set() if seen is None else seen):
         yield log
+
+
+def runs_alike(one: DeviceProfile, other: DeviceProfile, calls: Iterable[AttentionCall]) -> bool:
+    """Return whether a step with these attention calls allocates alike on two devices."""
+    return one.kind == other.kind and all(
+        _attention_memory(one, call) == _attention_memory(other, call) for call in calls
+    )
+
+
+def _attention_memory(profile: DeviceProfile, call: AttentionCall) -> tuple[AttentionPath, int]:
+    """Return the kernel of a call, and its workspace as far as the size of the device decides."""
+    path = sdpa_kernel_for(profile, call)
+    return path, flash_forward_bytes(call, profile.multiprocessors) if path == "flash" else 0
 
 
 _ATTENTION = frozenset(
@@ -171,9 +187,11 @@ _NO_OVERRIDES: dict[str, Any] = {
 class _SimulatedAttention(TorchFunctionMode):
     """Function mode that redirects attention calls to the kernels of another device."""
 
-    def __init__(self, profile: DeviceProfile, log: Counter[AttentionPath]) -> None:
+    def __init__(
+        self, profile: DeviceProfile, log: Counter[AttentionPath], seen: set[AttentionCall]
+    ) -> None:
         super().__init__()
-        self._profile, self._log = profile, log
+        self._profile, self._log, self._seen = profile, log, seen
         self._wrappers = {
             carrier: copy_with_globals(carrier, _NO_OVERRIDES) for carrier in _ATTENTION_WRAPPERS
         }
@@ -220,6 +238,7 @@ class _SimulatedAttention(TorchFunctionMode):
             call = describe_call((query, key, value), attn_mask, spec)
             path = sdpa_kernel_for(self._profile, call)
             self._log[path] += 1
+            self._seen.add(call)
             return run_fake_attention(
                 path,
                 call,

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lowtide.attention.spec import AttentionCall
+
 Kind = Literal["weights", "gradients", "optimizer", "inputs", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "gradients", "optimizer", "inputs", "activations")
 # Row names in ledgers.
@@ -70,7 +72,8 @@ class MemoryTrace:
     """All storages and operators of one run, in order; sizes in bytes.
 
     ``initial`` are storages that existed before the first operator (weights, inputs). They count as
-    alive throughout, or until their release.
+    alive throughout, or until their release. ``attention`` are the calls of it that were run as on
+    another device (`simulate_attention`).
     """
 
     initial: dict[int, int] = field(default_factory=dict)
@@ -78,6 +81,7 @@ class MemoryTrace:
     ops: list[OpRecord] = field(default_factory=list)
     kinds: dict[int, Kind] = field(default_factory=dict)
     marks: list[tuple[int, str]] = field(default_factory=list)
+    attention: set[AttentionCall] = field(default_factory=set)
 
     @property
     def initial_bytes(self) -> int:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import functools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from lowtide.core.errors import BudgetError, LowtideError, ModelError, UsageError
+from lowtide.core.heap import HeapMode
 from lowtide.core.units import format_bytes
-from lowtide.memory.prediction.estimate import Estimate, traced_estimate
+from lowtide.memory.prediction.estimate import Estimate, TracesOfStep, traced_estimate
 from lowtide.memory.prediction.operator_costs import multiply_adds
 from lowtide.memory.profiles import DeviceProfile, load_profile
-from lowtide.memory.tracing.steps import TrainingStep, tensors_of
+from lowtide.memory.tracing.steps import TraceableStep, TrainingStep, tensors_of
 from lowtide.memory.training.options import (
     Accuracy,
     MakeStep,
@@ -192,6 +194,7 @@ def fit_to_budget(
     multiple: int = 16,
     full: bool = True,
     progress: Callable[[str], None] | None = None,
+    traces: TracesBySettings | None = None,
 ) -> FitReport:
     """Find the changes with which ``step`` fits ``budget_bytes`` on ``device``.
 
@@ -213,27 +216,67 @@ def fit_to_budget(
         full: if False, the search ends at the first option that fits, and no change is traced on
             its own, which takes a fraction of the time.
         progress: called with the name of each option before it is traced.
+        traces: as in `find_fit`.
 
     Raises:
         ModelError: if the step as requested cannot be traced.
         UsageError: for invalid options.
     """
-    started = time.perf_counter()
-    if budget_bytes <= 0:
-        raise UsageError(f"the budget must be above 0, not {budget_bytes} bytes")
     profile = load_profile(device) if isinstance(device, str) else device
     requested = StepMemorySettings.from_step(step, batch, size)
     if make_step is not None:
         _check_factory(make_step, step, requested)
+    variants = _ModuleVariants(requested, model, step, make_step, resize, multiple)
+    return find_fit(variants, profile, budget_bytes, full=full, progress=progress, traces=traces)
+
+
+class StepVariants(Protocol):
+    """A training step, and those with other settings."""
+
+    @property
+    def requested(self) -> StepMemorySettings:
+        """Settings of the step."""
+        ...
+
+    @property
+    def heap(self) -> HeapMode | None:
+        """Heap of the process that will run it, as in `estimate`."""
+        ...
+
+    def changes(self, profile: DeviceProfile) -> Iterable[OptionChange]:
+        """Iterate over the options of the step on a device, in the order of trial."""
+        ...
+
+    def build(self, settings: StepMemorySettings) -> tuple[nn.Module, TraceableStep, int]:
+        """Return the module, the step and how many micro-batches of ``settings`` it traces."""
+        ...
+
+
+# Traces by the settings of their step, which devices share where it allocates alike.
+TracesBySettings = defaultdict[StepMemorySettings, TracesOfStep]
+
+
+def find_fit(
+    variants: StepVariants,
+    profile: DeviceProfile,
+    budget_bytes: int,
+    *,
+    full: bool = True,
+    progress: Callable[[str], None] | None = None,
+    traces: TracesBySettings | None = None,
+) -> FitReport:
+    """Find the changes with which a step fits ``budget_bytes`` on a device.
+
+    ``traces`` are those of the same step for other devices, which are used and added to. All else
+    is as in `fit_to_budget`.
+    """
+    started = time.perf_counter()
+    if budget_bytes <= 0:
+        raise UsageError(f"the budget must be above 0, not {budget_bytes} bytes")
     tell = progress or (lambda name: None)
     tell("as requested")
-    search = _Search(model, step, requested, profile, make_step, resize, budget_bytes)
-    resizable = make_step is not None
-    search.run(
-        option_changes(requested, step, model, profile, resizable=resizable, multiple=multiple),
-        full,
-        tell,
-    )
+    search = _Search(variants, profile, budget_bytes, traces)
+    search.run(variants.changes(profile), full, tell)
     return FitReport(
         device=profile.name,
         budget_bytes=budget_bytes,
@@ -249,24 +292,54 @@ class _Figures(NamedTuple):
     work: float  # multiply-adds of a whole step, without validation
 
 
-@dataclass
-class _Search:
-    """Traces each combination of settings once, and goes through the changes in order."""
+@dataclass(frozen=True)
+class _ModuleVariants:
+    """Variants of a step of any module: the arguments of `fit_to_budget`.
 
+    On the CPU the training itself will run in a process that sets nothing.
+    """
+
+    requested: StepMemorySettings
     model: nn.Module
     step: TrainingStep
-    requested: StepMemorySettings
-    profile: DeviceProfile
     make_step: MakeStep | None
     resize: Callable[[tuple[int, int]], nn.Module] | None
+    multiple: int
+    heap: HeapMode | None = "default"
+
+    def changes(self, profile: DeviceProfile) -> Iterable[OptionChange]:
+        return option_changes(
+            self.requested,
+            self.step,
+            self.model,
+            profile,
+            resizable=self.make_step is not None,
+            multiple=self.multiple,
+        )
+
+    def build(self, settings: StepMemorySettings) -> tuple[nn.Module, TraceableStep, int]:
+        step = change_settings(self.step, self.requested, settings, self.make_step)
+        model = self.model
+        if self.resize is not None and settings.size not in (None, self.requested.size):
+            model = self.resize(settings.size)
+        return model, step, step.accumulate
+
+
+@dataclass
+class _Search:
+    """Prices each combination of settings once, and goes through the changes in order."""
+
+    variants: StepVariants
+    profile: DeviceProfile
     budget_bytes: int
+    traces: TracesBySettings | None
     options: list[FitOption] = field(default_factory=list)
     known: dict[StepMemorySettings, _Figures] = field(default_factory=dict)
 
     @functools.cached_property
     def baseline(self) -> _Figures:
         try:
-            return self.figures(self.requested)
+            return self.figures(self.variants.requested)
         except LowtideError:
             raise
         except Exception as error:
@@ -281,7 +354,7 @@ class _Search:
         return next(fitting, None)
 
     def run(self, changes: Iterable[OptionChange], full: bool, tell: Callable[[str], None]) -> None:
-        now, settings = self.baseline, self.requested
+        now, settings = self.baseline, self.variants.requested
         self._add("as requested", "requested", settings, now, now)
         for change in changes:
             fits = self.chosen is not None
@@ -298,7 +371,7 @@ class _Search:
                 )
                 continue
             if full:
-                alone = self._attempt(self.requested.model_copy(update=change.values))
+                alone = self._attempt(self.variants.requested.model_copy(update=change.values))
                 more["freed_alone_bytes"] = None if isinstance(alone, str) else self._freed(alone)
             gain = now.estimate.upper_bytes - found.estimate.upper_bytes
             kept = gain > 0 or (gain == 0 and change.free)
@@ -349,18 +422,17 @@ class _Search:
     def figures(self, settings: StepMemorySettings) -> _Figures:
         if settings in self.known:
             return self.known[settings]
-        step = change_settings(self.step, self.requested, settings, self.make_step)
-        model = self.model
-        if self.resize is not None and settings.size not in (None, self.requested.size):
-            model = self.resize(settings.size)
-        # The training itself will run in a process that sets nothing.
-        estimate = traced_estimate(model, step, self.profile, heap="default")
+        model, step, traced = self.variants.build(settings)
+        traces = None if self.traces is None else self.traces[settings]
+        estimate = traced_estimate(
+            model, step, self.profile, heap=self.variants.heap, traced=traces
+        )
         assert estimate.trace is not None
         work = multiply_adds(estimate.trace, ("forward", "backward"))
         if self.known:
             # Traces are large; only that of the requested step is used later.
             estimate._trace = None
-        figures = _Figures(estimate, work * settings.accumulate / step.accumulate)
+        figures = _Figures(estimate, work * settings.accumulate / traced)
         return self.known.setdefault(settings, figures)
 
 

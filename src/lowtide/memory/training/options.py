@@ -15,7 +15,7 @@ from lowtide.core.errors import UsageError
 from lowtide.core.units import format_bytes
 from lowtide.memory.profiles import DeviceProfile
 from lowtide.memory.tracing.checkpointing import Checkpointing
-from lowtide.memory.tracing.steps import Optimizer, TrainingStep, tensors_of
+from lowtide.memory.tracing.steps import Optimizer, TraceableStep, TrainingStep, tensors_of
 
 Accuracy = Literal["exact", "changes results"]
 MakeStep = Callable[[int, tuple[int, int]], TrainingStep]
@@ -143,7 +143,7 @@ def _option(
 
 def option_changes(
     now: StepMemorySettings,
-    step: TrainingStep,
+    step: TraceableStep,
     model: nn.Module,
     profile: DeviceProfile,
     *,

@@ -34,7 +34,7 @@ def test_untrained_is_cubic(scale: int) -> None:
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_reach_is_what_the_configuration_says(scale: int, blocks: int) -> None:
     model = _random(scale, blocks)
-    reach, middle = model.config.receptive_field, 12
+    reach, middle = model.config.reach, 12
     image = torch.rand(1, 3, 25, 25, requires_grad=True)
     center = model(image)[..., middle * scale : (middle + 1) * scale, middle * scale].sum()
     (gradient,) = torch.autograd.grad(center, image)
@@ -45,7 +45,7 @@ def test_reach_is_what_the_configuration_says(scale: int, blocks: int) -> None:
 @pytest.mark.parametrize("scale", SCALES)
 def test_crops_agree_with_the_whole(scale: int) -> None:
     model, image = _random(scale).double(), torch.rand(1, 3, 40, 33, dtype=torch.float64)
-    reach = model.config.receptive_field
+    reach = model.config.reach
     whole = model(image)
     for top in (3, 7, 18):
         part = model(image[:, :, top : top + 15])

@@ -146,7 +146,7 @@ processor without a GPU; made so that Lowtide does something useful with no down
 
 - Architecture: `ParagonConv`, {config.features} features, {config.blocks} blocks,
   {parameters:,} parameters; after ParagonSR2's idea of a fixed path plus a learned one
-- Input and output: RGB, 0..1. An output pixel depends on {config.receptive_field} input pixels to
+- Input and output: RGB, 0..1. An output pixel depends on {config.reach} input pixels to
 each side - License: MIT, like the package
 - SHA-256: `{digest}`
 

@@ -321,6 +321,10 @@ def test_a_denoiser_is_planned_by_its_configuration(lowtide, tmp_path, photos) -
     assert same_step(lowtide, [path], "denoise")["training"]["batch"] == 8
 
 
+def live_bytes(plan: dict) -> int:
+    return plan["fit_report"]["requested"]["live_bytes"]
+
+
 FORECASTER = "--width 8 --image-size 16 --look-back 24 --horizons 8,12 --batch-size-per-gpu 16"
 
 
@@ -338,7 +342,7 @@ def test_ldm4ts_is_planned_as_its_training_would_be(lowtide, table) -> None:
     assert named["training"] == plan["training"]
     for more in (("--series", 7), ("--width", 16), ("--batch", 8), ("--size", 32)):
         other = lowtide("plan", "train", "ldm4ts", *words, "--series", 3, *more, *device).json
-        assert other["training"]["predicted_bytes"] != named["training"]["predicted_bytes"], more
+        assert live_bytes(other) != live_bytes(named), more
     given = lowtide("plan", "train", "ldm4ts", "--table", table)
     assert given.code == 2 and f"lowtide plan train forecast {table}" in given.err
     text = lowtide("plan", "train", "ldm4ts", *words, "--attention-backend", "flash", *device[:3])

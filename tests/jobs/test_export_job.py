@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,10 @@ import lowtide
 from lowtide import ModelError, OutputError, UsageError
 from lowtide.jobs.export import command as job
 from lowtide.jobs.export.command import export_onnx
+from lowtide.models import Model
+from lowtide.models.denoiser.config import SlimUNetConfig
+from lowtide.models.denoiser.denoiser import Denoiser
+from lowtide.models.export import require_level_input
 from lowtide.models.export.onnx_check import random_image
 
 onnx = pytest.importorskip("onnx")
@@ -211,3 +216,38 @@ def test_a_result_of_another_shape_is_refused(target, monkeypatch):
     with pytest.raises(ModelError, match=r"returns \(1, 3, 66, 100\) for 50×33 pixels"):
         export_onnx("lowtide-x2", target)
     assert not list(target.parent.iterdir())
+
+
+@pytest.mark.parametrize("name", ["lowtide-denoise", "lowtide-photo-denoise"])
+def test_a_denoiser_has_its_level_as_an_input(name, tmp_path):
+    target = tmp_path / "denoiser.onnx"
+    report = export_onnx(name, target)
+    assert report.checked and len({one.sigma for one in report.sizes}) == 4
+    assert "at a sigma of" in str(report)
+    model = lowtide.load(name)
+    session = runtime.InferenceSession(target, providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == ["image", "sigma"]
+    image = torch.rand(1, 3, 24, 72)  # in eights, as the model itself needs
+    for sigma in (0.0, 0.03, 0.15):
+        model.module.set_level(sigma)
+        with torch.inference_mode():
+            expected = model.module(image).numpy()
+        inputs = {"image": image.numpy(), "sigma": np.array([sigma], np.float32)}
+        (found,) = session.run(["result"], inputs)
+        assert np.abs(found - expected).max() < 1e-5
+    with pytest.raises(ModelError, match="image, sigma"):
+        lowtide.load(target)
+
+
+def test_denoisers_that_a_level_does_not_tell_all_are_refused_by_name(tmp_path):
+    for precision in ("fp16", "bf16"):
+        with pytest.raises(UsageError, match="lowtide-denoise is a denoiser") as error:
+            export_onnx("lowtide-denoise", tmp_path / "a.onnx", precision=precision)
+        assert error.value.hint == "--precision fp32"
+    config = SlimUNetConfig(
+        features=8, multipliers=(1, 2), noise_model="camera", noise_parameters=3
+    )
+    model = lowtide.load("lowtide-denoise")
+    camera = Model(Denoiser(config), model.descriptor)
+    with pytest.raises(ModelError, match="has 3 parameters besides the level"):
+        require_level_input(camera, "fp32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide import BudgetError, ModelError, UsageError
+from lowtide import BudgetError, ModelError, UsageError, estimate_vram_usage
+from lowtide.cli.config_options import config_keys
 from lowtide.jobs.train.plan import plan_training, plan_training_on_all_gpus
 from lowtide.jobs.train.plan_report import DeviceTrainingPlans, TrainingPlan
 from lowtide.jobs.train.settings import TrainSettings, parse_size
@@ -22,6 +24,12 @@ from lowtide.memory.prediction.estimate import traced_estimate
 from lowtide.memory.profiles import load_profile, profile_names
 from lowtide.memory.tracing.steps import TrainingStep
 from lowtide.memory.training.meta_build import parse_inputs
+from lowtide.models.ldm4ts.config import LDM4TSConfig
+from lowtide.models.ldm4ts.model import LDM4TSModel
+from lowtide.training.run_config import members_of
+from lowtide.training.tasks.denoise_config import DenoiseConfig
+from lowtide.training.tasks.forecast_config import ForecastConfig
+from lowtide.training.tasks.sr_config import SrConfig
 
 GPU = load_profile("rtx3070-8gb")
 CODE = """
@@ -326,7 +334,7 @@ class Attending(nn.Module):
     """Attention in low precision, whose kernel and workspace depend on the device."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = self.conv(x).flatten(2).transpose(1, 2)[:, None]
+        rows = self.conv(x).flatten(2).transpose(1, 2)[:, None].contiguous()
         return torch.nn.functional.scaled_dot_product_attention(rows, rows, rows)
 
     def __init__(self) -> None:
@@ -336,7 +344,7 @@ class Attending(nn.Module):
 
 @pytest.mark.parametrize(("model", "least"), [(net, 1), (Attending, 2)])
 def test_a_step_is_traced_once_for_all_gpus_that_run_it_alike(model, least, monkeypatch) -> None:
-    options: dict[str, Any] = dict(batch=1, size=(32, 32), precision="bf16")
+    options: dict[str, Any] = dict(batch=4, size=(32, 32), precision="bf16")
     alone = {
         name: plan_training(model(), device=name, full=False, **options).fit_report.requested
         for name in profile_names()
@@ -387,3 +395,20 @@ def test_the_example_runs() -> None:
 def test_numbers_of_which_no_size_can_be_made_are_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"no device has|has to be at most|is not a shape"):
         plan_training("lowtide-x2", device="cpu", full=False, **numbers)
+
+
+def test_model_estimate_plan_and_trainings_have_one_default() -> None:
+    """Neither autocast nor checkpointing."""
+    step = TrainingStep((torch.empty(1),))
+    assert (step.autocast, step.checkpointing) == (None, "none")
+    assert (TrainSettings.precision, TrainSettings.checkpointing) == ("fp32", "none")
+    for config in (SrConfig, DenoiseConfig, ForecastConfig):
+        defaults = {key.dotted: key.default for key in config_keys(config)}
+        assert defaults["precision"] == "fp32"
+        assert defaults["train.checkpointing"] in ("none", None)  # None: its section is required
+        (section,) = members_of(config.model_fields["train"].annotation)
+        assert section.model_fields["checkpointing"].default == "none"
+    assert not LDM4TSConfig().gradient_checkpointing
+    assert not inspect.signature(LDM4TSModel).parameters["enable_gradient_checkpointing"].default
+    estimated = inspect.signature(estimate_vram_usage).parameters
+    assert not estimated["gradient_checkpointing"].default

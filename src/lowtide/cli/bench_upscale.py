@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowtide.cli.common_options import JsonReport, option
+from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import report_errors
 from lowtide.core.errors import LowtideError, UsageError
 from lowtide.core.schema import SCHEMA_VERSION
 from lowtide.core.units import format_bytes, format_seconds
+from lowtide.jobs.images.settings import ImageSettings
 
 if TYPE_CHECKING:
     from lowtide.jobs.images.report import ImageReport
@@ -37,20 +39,16 @@ WAYS = {
     "maximum": "--tile 1024 --tile-batch-size 2 --streams 2 --precision bf16",
 }
 _LINE = "{:<13}{:>8} {:>8} {:>9} {:>8}  {:<22} {}"
-_MAIN = "Main"
+_MAIN, _MODEL = "Main", "lowtide-x2"
+# Settings that all ways have.
+_FORWARDED = "model device budget"
 Row = dict[str, Any]
 
 
 @report_errors
+@with_settings(ImageSettings, f"image {_FORWARDED}", only=_FORWARDED)
 def upscale(
     image: Annotated[Path, typer.Argument(help="An image file; a small one takes less time.")],
-    model: Annotated[
-        str, option("-m", "--model", panel=_MAIN, help="A bundled model or a file.")
-    ] = "lowtide-x2",
-    device: Annotated[str, option(panel=_MAIN, help="auto, cpu, cuda:0, ...")] = "auto",
-    budget: Annotated[
-        str, option("-b", "--budget", panel=_MAIN, help="Memory that each way may use.")
-    ] = "auto",
     only: Annotated[
         list[str] | None,
         option(
@@ -60,20 +58,24 @@ def upscale(
         ),
     ] = None,
     as_json: JsonReport = False,
+    **settings: Any,
 ) -> None:
     """Measure time, memory and accuracy of ways to upscale an image on this machine.
 
     First what lowtide upscale chooses in fp32, with whose result the others are compared, and the
     conservative tiles of DRCT's guide, whose time they are compared with. Then each strategy, what
     runs without options, and that guide's configurations in bf16. Each is planned in one process
-    and measured in another. Nothing is written.
+    and measured in another, by lowtide-x2 unless -m names another model, in the same budget each.
+    Nothing is written.
     """
     from lowtide.media import inspect_image
 
     if unknown := sorted({*(only or ())} - {*WAYS}):
         raise UsageError(f"there is no way {unknown[0]!r}", hint=f"one of {', '.join(WAYS)}")
     inspect_image(image)  # fail before any process starts
-    words = ["-m", model, "--device", device, "--budget", budget, "--", str(image)]
+    model = settings["model"] or _MODEL
+    words = ["-m", model, "--device", settings["device"], "--budget", settings["budget"]]
+    words += ["--", str(image)]
     rows: list[Row] = []
     if not as_json:
         typer.echo(_LINE.format("", "time", "CPU", "peak", "speedup", "against lowtide", "plan"))

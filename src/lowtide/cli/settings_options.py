@@ -15,13 +15,19 @@ _KINDS = (bool, int, float, Path)
 
 
 def with_settings(
-    settings: Any, order: str = "", *, flags: Mapping[str, Any] | None = None, without: str = ""
+    settings: Any,
+    order: str = "",
+    *,
+    flags: Mapping[str, Any] | None = None,
+    only: str = "",
+    without: str = "",
 ) -> Callable[[Any], Any]:
     """Decorate a command with ``**settings`` so that it has an option for each field.
 
     It also gets the ``flags`` of `common_options`. A parameter of the command itself takes the
     place of a field of its name. In help the names in ``order`` come first, then the other fields,
-    then the command's own and the flags. Fields in ``without`` have no option.
+    then the command's own and the flags. Fields in ``without`` have no option, and
+    where some are named in ``only``, no others have one.
     """
     places = order.split()
 
@@ -32,7 +38,9 @@ def with_settings(
         shape = inspect.signature(command, eval_str=True)
         fields = settings_fields(settings).items()
         found = {
-            name: _parameter(name, field) for name, field in fields if name not in without.split()
+            name: _parameter(name, field)
+            for name, field in fields
+            if name not in without.split() and (not only or name in only.split())
         }
         for name, one in shape.parameters.items():
             if one.kind is not inspect.Parameter.VAR_KEYWORD:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,27 +80,30 @@ def write_graph(
     *,
     opset: int,
     shapes: dict[int, Any],
+    more: Mapping[str, Tensor] | None = None,
     progress: Callable[[str], None] = lambda step: None,
 ) -> None:
     """Export ``module`` to ``path`` with input ``image`` and output ``result``.
 
     ``image`` is an example (B, C, H, W), ``shapes`` are its dynamic dimensions, by
-    `torch.export.Dim`. ``progress`` is called with a message at each step.
+    `torch.export.Dim`. ``more`` are further inputs by name, of fixed shapes. ``progress`` is called
+    with a message at each step.
     """
+    others = dict(more or {})
     progress("tracing the model; a deep one takes minutes")
     # The exporter and its optimizer log internals that do not concern the user.
     with silence_warnings("onnxscript"), silence_warnings("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
-            (image,),
+            (image, *others.values()),
             None,
             dynamo=True,
             opset_version=opset,
             verbose=False,
-            input_names=[IMAGE],
+            input_names=[IMAGE, *others],
             output_names=[RESULT],
-            dynamic_shapes=(shapes,),
+            dynamic_shapes=(shapes, *({} for _ in others)),
             optimize=False,
         )
         assert program is not None  # only the legacy exporter returns None

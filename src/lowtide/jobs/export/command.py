@@ -29,6 +29,7 @@ from lowtide.models.export import (
     compare_int8,
     cpu_seconds,
     quantize_onnx,
+    require_level_input,
     require_packages,
     write_metadata,
     write_onnx,
@@ -54,8 +55,10 @@ def export_onnx(
     """Export ``model`` to ONNX and compare the file's results with PyTorch's.
 
     The file takes ``image`` (1, C, H, W) in 0..1 and returns ``result``, not clamped, for all
-    heights and widths that the model takes. ONNX Runtime's CPU provider runs it at several sizes;
-    the file is kept only if each result is close to PyTorch's.
+    heights and widths that the model takes. A denoiser's file also takes ``sigma`` (1,), the level
+    of white noise as a standard deviation of values in 0..1. ONNX Runtime's CPU provider runs it at
+    several sizes, a denoiser's at several levels; the file is kept only if each result is close to
+    PyTorch's.
 
     An int8 file is calibrated on every other photograph of ``calibrate`` and compared on the rest;
     a single photograph is split into its upper and its lower half; fewer than four are noted in the
@@ -82,6 +85,7 @@ def export_onnx(
     require_packages("onnx", "onnxscript", *(("onnxruntime",) if runs else ()))
     report_step = progress or (lambda step: None)
     loaded = load(model)
+    require_level_input(loaded, precision)
     with atomic_output(
         target, replace=force
     ) as part:  # fail before the export if it cannot be written

@@ -26,6 +26,7 @@ class SizeCheckReport(BaseModel):
     pytorch_difference: float | None = None
     psnr_db: float | None = None  # None also where there is no difference
     min_psnr_db: float | None = None
+    sigma: float | None = None  # the level that a denoiser was given
 
 
 class ExportTiming(BaseModel):
@@ -78,7 +79,8 @@ class ExportReport(BaseModel):
 
 
 def _size_line(one: SizeCheckReport) -> str:
-    text = f"{one.width}×{one.height}: differs by {one.difference:.1e} from PyTorch in fp32"
+    level = "" if one.sigma is None else f" at a sigma of {one.sigma * 255:.0f} of 255"
+    text = f"{one.width}×{one.height}{level}: differs by {one.difference:.1e} from PyTorch in fp32"
     decibels = "equal" if one.psnr_db is None else f"{one.psnr_db:.1f} dB"
     if one.bound is None:
         return f"{text}, {decibels} on a photograph"

@@ -63,6 +63,13 @@ class LeveledDenoiser(nn.Module):
         """Set the level, of values in 0..1, and what else describes the noise; white by default."""
         raise NotImplementedError
 
+    def forward_at(self, image: Tensor, sigma: Tensor) -> Tensor:
+        """Map (B, C, H, W) with white noise of ``sigma`` (1,) to (B, C, H, W), as `forward` does.
+
+        Whatever `set_level` set is not used: an exported graph has the level as an input.
+        """
+        raise NotImplementedError
+
     def require_level(self) -> None:
         """Raise `UsageError` where no level was set."""
         if self.sigma is None:
@@ -114,6 +121,14 @@ class Denoiser(LeveledDenoiser):
         self.require_level()
         return self.keep(image) + self.leave(self.unet(self.enter(image), self.film))
 
+    def forward_at(self, image: Tensor, sigma: Tensor) -> Tensor:
+        """Map (B, C, H, W) with white noise of ``sigma`` (1,) to (B, C, H, W)."""
+        white = self.config.white_parameters
+        film = self.unet.modulation(_SPAN * sigma, image.new_tensor([white]) if white else None)
+        enter, keep, leave = pixel_terms(self.config, sigma)
+        made = self.unet(image * enter[0] + enter[1], film)
+        return image * keep[0] + keep[1] + made * leave[0]
+
 
 def modulation_at(
     unet: SlimUNet, sigma: float, parameters: Sequence[float] | None = None
@@ -131,10 +146,11 @@ def modulation_at(
     return unet.modulation(given, more)
 
 
-def pixel_terms(config: SlimUNetConfig, sigma: float) -> tuple[tuple[float, float], ...]:
+def pixel_terms(config: SlimUNetConfig, sigma: float | Tensor) -> tuple[tuple[Any, Any], ...]:
     """Return gain and offset of an image on its way into the network, past it and out of it.
 
-    The image is in 0..1, and the clean one is the sum of what went past and what came out.
+    The image is in 0..1, and the clean one is the sum of what went past and what came out. Terms
+    are numbers or tensors, as ``sigma`` is.
     """
     shrunk, kept, made = preconditioning_terms(config.prediction, _SPAN * sigma)
     # x = 2 image - 1 on the way in, and the inverse on the way out.

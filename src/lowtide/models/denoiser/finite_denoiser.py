@@ -63,6 +63,11 @@ class FiniteDenoiser(LeveledDenoiser):
         self.require_level()
         return image - self.strongest * self.unet(image - _MIDDLE, self.levels)
 
+    def forward_at(self, image: Tensor, sigma: Tensor) -> Tensor:
+        """Map (B, 3, H, W) with white noise of ``sigma`` (1,) to (B, 3, H, W)."""
+        levels = image.new_tensor(self.config.white_parameters) * sigma
+        return image - levels.max() * self.unet(image - _MIDDLE, levels[None, :, None, None])
+
 
 class FiniteUNet(nn.Module):
     """U-Net of gated convolutions, at half the picture's size and below.

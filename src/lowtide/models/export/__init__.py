@@ -14,6 +14,7 @@ from lowtide.models.export.write_onnx import (
     OPSETS,
     ExportPrecision,
     quantize_onnx,
+    require_level_input,
     write_metadata,
     write_onnx,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "compare_int8",
     "cpu_seconds",
     "quantize_onnx",
+    "require_level_input",
     "require_packages",
     "write_metadata",
     "write_onnx",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 from lowtide.attention.spatial.onnx_graph import IMAGE, RESULT
 from lowtide.core.errors import ModelError
 from lowtide.core.metrics import max_error, psnr
+from lowtide.models.denoiser.denoiser import LeveledDenoiser
 from lowtide.models.descriptor import SizeRule
-from lowtide.models.export.write_onnx import EXAMPLE_SIDES
+from lowtide.models.export.write_onnx import EXAMPLE_SIDES, SIGMA
 from lowtide.models.loaded_model import Model
 from lowtide.models.onnx_runtime import (
     CannotRunError,
@@ -44,7 +47,7 @@ class SizeCheck:
     """Result of one comparison at a size in pixels.
 
     ``difference`` is the largest between the file's result and that of the model in fp32, on a
-    scale of 0..1; ``bound`` is its limit.
+    scale of 0..1; ``bound`` is its limit. ``sigma`` is the level that a denoiser was given.
 
     In fp16 and bf16 ``pytorch_difference`` is that of PyTorch at the same precision, and
     ``psnr_db`` the PSNR of the file against fp32, infinity where it is equal; both are None in
@@ -59,6 +62,7 @@ class SizeCheck:
     pytorch_difference: float | None = None
     psnr_db: float | None = None
     min_psnr_db: float | None = None
+    sigma: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -79,10 +83,13 @@ class OnnxRunner:
         require_packages("onnxruntime")
         self._session = open_session(path, torch.get_num_threads(), memory_patterns=True)
 
-    def __call__(self, image: Tensor) -> Tensor:
-        """Run the file on an fp32 image (1, C, H, W)."""
+    def __call__(self, image: Tensor, sigma: float | None = None) -> Tensor:
+        """Run the file on an fp32 image (1, C, H, W), that of a denoiser at a level in 0..1."""
+        inputs = {IMAGE: image.numpy()}
+        if sigma is not None:
+            inputs[SIGMA] = np.array([sigma], np.float32)
         try:
-            (found,) = self._session.run([RESULT], {IMAGE: image.numpy()})
+            (found,) = self._session.run([RESULT], inputs)
         except runtime_errors() as error:
             height, width = image.shape[2:]
             raise CannotRunError(f"at {width}×{height}: {short_reason(error)}") from error
@@ -105,15 +112,18 @@ def compare_fp32(
     error sets the bound. Raises `ModelError` where the result has another shape, and
     `CannotRunError` where the runtime fails at this size.
     """
-    image = random_image(model, size)
+    image, sigma = random_image(model, size), _level(model, size)
+    if sigma is not None:
+        assert isinstance(model.module, LeveledDenoiser)
+        model.module.set_level(sigma)
     with torch.inference_mode():
         expected = model.module(image)
         own = expected if network is model.module else network(image)
-    found = _result(run, image, expected)
+    found = _result(run, image, expected, sigma)
     difference = max_error(found.numpy(), expected.numpy())
     rounding = LARGEST_DIFFERENCE * _scale(expected)
     if network is model.module:
-        return SizeCheck(*size, difference, rounding)
+        return SizeCheck(*size, difference, rounding, sigma=sigma)
     own_difference = max_error(own.numpy(), expected.numpy())
     # A model that overflows at this precision must not raise the bound to infinity.
     allowed = _MAX_ERROR_RATIO * own_difference if math.isfinite(own_difference) else 0.0
@@ -151,9 +161,17 @@ def compare_int8(run: OnnxRunner, model: Model, image: Tensor) -> SizeCheck:
     )
 
 
-def _result(run: OnnxRunner, image: Tensor, expected: Tensor) -> Tensor:
+def _level(model: Model, size: tuple[int, int]) -> float | None:
+    """Return the level of a denoiser to compare at: another for each size; else None."""
+    if not isinstance(model.module, LeveledDenoiser):
+        return None
+    sizes = checked_sizes(model.descriptor.size)
+    return model.module.config.max_sigma * sizes.index(size) / (len(sizes) - 1)
+
+
+def _result(run: OnnxRunner, image: Tensor, expected: Tensor, sigma: float | None = None) -> Tensor:
     """Run the file on ``image`` and check that its result has the expected shape."""
-    found = run(image)
+    found = run(image, sigma)
     if found.shape != expected.shape:
         height, width = image.shape[2:]
         raise ModelError(
@@ -171,8 +189,9 @@ def cpu_seconds(
     ``size`` is (height, width), both run at the same precision. Medians of alternating pairs, after
     `compare_fp32` has warmed both up.
     """
-    image = random_image(model, size)
-    pairs = [(_seconds(run, image), _seconds(network, image)) for _ in range(_TIMED_PAIRS)]
+    image, sigma = random_image(model, size), _level(model, size)
+    once = run if sigma is None else functools.partial(run, sigma=sigma)
+    pairs = [(_seconds(once, image), _seconds(network, image)) for _ in range(_TIMED_PAIRS)]
     return median(one for one, _ in pairs), median(other for _, other in pairs)
 
 
@@ -183,7 +202,7 @@ def random_image(model: Model, size: tuple[int, int]) -> Tensor:
 
 
 @torch.inference_mode()
-def _seconds(run: OnnxRunner | nn.Module, image: Tensor) -> float:
+def _seconds(run: Callable[[Tensor], Tensor], image: Tensor) -> float:
     start = time.process_time()
     run(image)
     return time.process_time() - start

@@ -19,6 +19,7 @@ from lowtide.core.errors import ModelError, UsageError
 from lowtide.core.logging import silence_warnings
 from lowtide.core.trace_cache import trace_cache
 from lowtide.core.units import format_bytes
+from lowtide.models.denoiser.denoiser import LeveledDenoiser
 from lowtide.models.loaded_model import Model
 from lowtide.models.low_precision import LowPrecisionWrapper
 from lowtide.models.onnx_model import OnnxNetwork
@@ -26,6 +27,8 @@ from lowtide.models.onnx_runtime import require_packages
 
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 OPSETS = (PLAIN_OPSET, ATTENTION_OPSET)
+# The input of denoisers beside the image.
+SIGMA = "sigma"
 # Sides of the traced image. Primes: torch.export would take a side that a layer divides for a
 # constraint.
 EXAMPLE_SIDES = (41, 37)
@@ -68,10 +71,12 @@ def write_onnx(
     """Export ``model``, which is on the CPU, to an ONNX file at ``path``.
 
     The graph maps ``image`` (1, C, H, W) in 0..1 to ``result`` (1, C', H * scale, W * scale),
-    unclamped, both fp32. H and W are any that ``model.descriptor.size`` allows. Opset 23 has an
-    attention operator; 20 decomposes attention for older runtimes. The file holds all weights, and
-    is not checked here: see `lowtide.models.export.compare_fp32`. `write_metadata` writes its
-    origin into it. Needs the packages onnx and onnxscript.
+    unclamped, both fp32. That of a denoiser has a second input, ``sigma`` (1,) in fp32: the
+    standard deviation of white noise, of values in 0..1. H and W are any that
+    ``model.descriptor.size`` allows. Opset 23 has an attention operator; 20 decomposes attention
+    for older runtimes. The file holds all weights, and is not checked here: see
+    `lowtide.models.export.compare_fp32`. `write_metadata` writes its origin into it. Needs the
+    packages onnx and onnxscript.
 
     Args:
         progress: Called with each step, the first of which takes minutes for a deep model.
@@ -86,17 +91,21 @@ def write_onnx(
     require_packages("onnx", "onnxscript")
     _require_opset(opset, precision)
     _require_exportable(model)
+    require_level_input(model, precision)
     network = _lowered(model, precision)
     height, width = EXAMPLE_SIDES
     rows, columns = model.descriptor.size.padding(height, width)
     channels = model.descriptor.in_channels
     image = torch.full((1, channels, height + rows, width + columns), 0.5)
     free = torch.export.Dim.DYNAMIC
+    is_denoiser = isinstance(model.module, LeveledDenoiser)
+    level = {SIGMA: torch.tensor([0.1])} if is_denoiser else None
     try:
         write_graph(
             _OneGraph(network),
             image,
             path,
+            more=level,
             opset=opset,
             shapes={2: free, 3: free},
             progress=progress or (lambda step: None),
@@ -128,6 +137,8 @@ def write_metadata(
         "precision": precision,
         "checked": "yes" if checked else "no",
     }
+    if facts.noise:
+        entries["noise"] = facts.noise
     if facts.license:
         entries["license"] = facts.license
     graph = onnx.load(path)
@@ -177,10 +188,38 @@ class _OneGraph(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, image: Tensor) -> Tensor:
-        """Run the network inside a `trace_cache`."""
+    def forward(self, image: Tensor, sigma: Tensor | None = None) -> Tensor:
+        """Run the network inside a `trace_cache`, a denoiser at the level ``sigma`` (1,)."""
         with trace_cache():
-            return self.network(image)
+            if sigma is None:
+                return self.network(image)
+            assert isinstance(self.network, LeveledDenoiser)
+            return self.network.forward_at(image, sigma)
+
+
+def require_level_input(model: Model, precision: str) -> None:
+    """Refuse a denoiser whose file could not be told by a level all that it has to know.
+
+    Raises:
+        UsageError: The precision is not fp32.
+        ModelError: The network does not know white noise.
+    """
+    name, denoiser = model.descriptor.name, model.module
+    if not isinstance(denoiser, LeveledDenoiser):
+        return
+    if precision != "fp32":
+        raise UsageError(
+            f"{name} is a denoiser, whose level is computed with in fp32: its file has no"
+            f" {precision}",
+            hint="--precision fp32",
+        )
+    config = denoiser.config
+    if len(config.white_parameters) != config.noise_parameters:
+        raise ModelError(
+            f"{name} cannot be exported: its noise ({model.descriptor.noise}) has"
+            f" {config.noise_parameters} parameters besides the level, and a file has one input",
+            hint="export a denoiser of gaussian or poisson-gaussian noise",
+        )
 
 
 def _reason(error: BaseException) -> str:

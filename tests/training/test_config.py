@@ -6,6 +6,7 @@ import yaml
 from torch.nn.utils import parameters_to_vector
 
 from lowtide import UsageError
+from lowtide.models.build_limits import BuildLimitsMode, NetworkTooLargeError
 from lowtide.models.families import network_builders
 from lowtide.training.run_config import LossEntry, SchedulerSection
 from lowtide.training.setup import (
@@ -70,6 +71,18 @@ def test_a_seed_has_the_bound_of_all_commands():
 def test_a_network_larger_than_the_memory_is_refused(sizes):
     with pytest.raises(UsageError, match="network_g: a network of these sizes takes more than"):
         make_generator({"type": "paragonconv", **sizes}, 2, 0)
+
+
+@pytest.mark.parametrize("calls_before", range(4))
+def test_a_network_of_too_many_layers_leaves_gradients_on(calls_before):
+    """Wherever among the calls of a layer the limit is met: layers turn gradients off and on."""
+    with pytest.raises(NetworkTooLargeError), BuildLimitsMode([]):
+        for _ in range(calls_before):
+            torch.zeros(1)
+        while True:
+            with torch.no_grad():
+                torch.zeros(1)
+    assert torch.is_grad_enabled()
 
 
 def test_one_folder_is_enough():

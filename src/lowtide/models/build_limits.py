@@ -60,6 +60,9 @@ class BuildLimitsMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name.lstrip("_").startswith("set_") and name != "set_":
+            # As `torch.no_grad` does where it ends: refused there, gradients would stay off.
+            return func(*args, **kwargs)
         self._calls -= 1
         if self._calls < 0 or _elements(name, [*args, *kwargs.values()]) > self._bytes:
             raise NetworkTooLargeError("they describe a network that is far larger than they are")

@@ -258,7 +258,8 @@ def test_networks_that_never_learn_are_named(tmp_path):
 
 def test_a_kind_of_training_is_a_few_lines_of_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    kind = TrainKind("series", "Train.", "x", lambda: SeriesConfig, lambda: train_series)
+    job, task = (lambda: train_series), (lambda: task_of)
+    kind = TrainKind("series", "Train.", lambda: "x", lambda: SeriesConfig, job, task)
     command = train_command(kind)
     (tmp_path / "c.yml").write_text(yaml.safe_dump(given()))
     words = ["c.yml", "--length", "12", "--optim.lr", "0.1", "--train.optim.lr", "3e-3"]

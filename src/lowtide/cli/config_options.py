@@ -168,6 +168,14 @@ class ConfigCommand(AliasCommand):
         return super().invoke(ctx)
 
 
+def config_command(
+    config: Callable[[], type[BaseModel]], aliases: tuple[ConfigKeyAlias, ...] = ()
+) -> type[ConfigCommand]:
+    """Return the class of the commands that have the keys of a configuration as options."""
+    made = {"config": staticmethod(config), "aliases": aliases}
+    return type("ConfigCommandOf", (ConfigCommand,), made)
+
+
 def _flag(alias: ConfigKeyAlias) -> TyperOption:
     """Build the option that stands for a value of a key."""
     assert alias.value is not None

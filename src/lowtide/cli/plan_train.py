@@ -12,9 +12,9 @@ import typer
 from lowtide.cli.command_group import AliasCommand, make_command
 from lowtide.cli.common_options import Force, JsonReport, Quiet, option
 from lowtide.cli.config_options import (
-    ConfigCommand,
     ConfigKeyAlias,
     Given,
+    config_command,
     config_from_options,
     config_keys,
 )
@@ -158,10 +158,6 @@ def _command(name: str) -> Any:
 
 
 def _run_command(kind: TrainKind) -> Any:
-    class Command(ConfigCommand):
-        config = staticmethod(kind.config)
-        aliases = kind.aliases
-
     @report_errors
     @with_settings(TrainPlanSettings, "context words device all_devices")
     def plan_run(
@@ -177,14 +173,10 @@ def _run_command(kind: TrainKind) -> Any:
         _plan_run(config, kind.task(), *flags, all_devices=all_devices, force=force, **settings)
 
     plan_run.__doc__ = join_lines(_HELP.format(name=kind.name))
-    return make_command(plan_run, kind.name, Command)
+    return make_command(plan_run, kind.name, config_command(kind.config, kind.aliases))
 
 
 def _ldm4ts_command() -> Any:
-    class Command(ConfigCommand):
-        config = staticmethod(FORECAST.config)
-        aliases = _LDM4TS_ALIASES
-
     @report_errors
     @with_settings(TrainPlanSettings, "context series device all_devices")
     def plan_ldm4ts(
@@ -209,7 +201,7 @@ def _ldm4ts_command() -> Any:
         make_task = functools.partial(make_task_of_any_table, series=series)
         _plan_run(config, make_task, *flags, all_devices=all_devices, force=force, **settings)
 
-    return make_command(plan_ldm4ts, _LDM4TS, Command)
+    return make_command(plan_ldm4ts, _LDM4TS, config_command(FORECAST.config, _LDM4TS_ALIASES))
 
 
 def _ldm4ts_config(context: typer.Context) -> Any:

@@ -12,7 +12,7 @@ import typer
 
 from lowtide.cli.command_group import make_command
 from lowtide.cli.common_options import JsonReport, Quiet, option, output_option
-from lowtide.cli.config_options import ConfigCommand, ConfigKeyAlias, Given, config_from_options
+from lowtide.cli.config_options import ConfigKeyAlias, Given, config_command, config_from_options
 from lowtide.cli.settings_options import with_settings
 from lowtide.cli.shell import join_lines, report_errors, stderr_is_terminal
 from lowtide.cli.stop_signals import finish_step
@@ -62,10 +62,6 @@ class TrainKind:
 
 def train_command(kind: TrainKind) -> Any:
     """Return the command of a kind of training."""
-
-    class Command(ConfigCommand):
-        config = staticmethod(kind.config)
-        aliases = kind.aliases
 
     @report_errors
     @with_settings(TrainRunSettings, "context words output")
@@ -118,7 +114,7 @@ def train_command(kind: TrainKind) -> Any:
             typer.echo(report.model_dump_json(indent=2) if as_json else str(report))
 
     train.__doc__ = join_lines(kind.help)
-    return make_command(train, kind.name, Command)
+    return make_command(train, kind.name, config_command(kind.config, kind.aliases))
 
 
 def is_config(path: Path) -> bool:

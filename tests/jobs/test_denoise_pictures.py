@@ -7,6 +7,7 @@ from safetensors.torch import save_file
 
 import lowtide
 from lowtide.jobs.denoise.settings import DenoiseSettings
+from lowtide.jobs.images.prepare import load_model
 from lowtide.models.denoiser.config import FiniteDenoiserConfig
 from lowtide.models.denoiser.finite_denoiser import FiniteDenoiser
 from lowtide.models.lowtide_files import metadata_for
@@ -60,7 +61,6 @@ def test_bands_and_tiles_give_what_the_whole_picture_gives(noisy, tmp_path, save
 
 def test_what_is_measured_is_what_the_network_does():
     """At a level of 0 in all octaves bands would be proved exact whatever the network does."""
-    model = lowtide.load("lowtide-photo-denoise")
-    DenoiseSettings().check_model(model)
+    model = load_model(DenoiseSettings(model="lowtide-photo-denoise"))
     image = torch.rand(1, 3, 32, 40, generator=torch.Generator().manual_seed(0))
     assert (model(image) - image).abs().max() > 0.01

@@ -17,6 +17,8 @@ from lowtide.core.schema import SCHEMA_VERSION
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+# What upscaling imports, by PyTorch.
+_UPSCALING = "lowtide.jobs.upscale.command", "lowtide.jobs.images.prepare"
 # What commands import, by their function, where it is not what upscaling does.
 _LIBRARIES = {
     "lowtide.cli.forecast.forecast": ("lowtide.jobs.forecast.command", "pandas"),
@@ -87,7 +89,7 @@ def _require_room_for_libraries(command: str) -> None:
     """Raise `BudgetError` if a limit leaves too little for what a command imports."""
     from lowtide.memory.library_memory import require_room_for_libraries
 
-    require_room_for_libraries(*_LIBRARIES.get(command, ("lowtide.jobs.upscale.command",)))
+    require_room_for_libraries(*_LIBRARIES.get(command, _UPSCALING))
 
 
 def join_lines(text: str) -> str:

@@ -7,9 +7,9 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
-from torch import nn
 
 from lowtide.core.errors import BudgetError
 from lowtide.core.heap import HeapMode, current_heap_mode, heap_is_tuned
@@ -28,6 +28,9 @@ from lowtide.memory.training.options import (
 from lowtide.training.run_config import RunConfig
 from lowtide.training.task import TrainTask
 from lowtide.training.traced_step import TRACED_MICRO_BATCHES, TaskModules, TracedTrainStep
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Options of modules that a training's configuration does not have: it steps its own optimizers,
 # keeps the average on its device, and has inputs of one size.

@@ -7,9 +7,12 @@ import sys
 import numpy as np
 import pytest
 import pyvips
+from safetensors.numpy import load_file, save_file
 
 import lowtide
-from lowtide import BudgetError, UsageError
+from lowtide import BudgetError, ModelError, UsageError
+from lowtide.models.bundled import find_bundled
+from lowtide.models.lowtide_files import read_metadata
 
 # What runs a command in this process and then says what it loaded.
 _COMMAND = """
@@ -99,8 +102,39 @@ def test_a_folder_is_done_again_by_another_runtime(tmp_path):
     assert [image.status for image in first.images] == ["done", "done"]
     second = lowtide.upscale(tmp_path / "in", tmp_path / "out", **again)
     assert {image.status for image in second.images} == {"skipped"}
+    kept = lowtide.upscale(tmp_path / "in", tmp_path / "out", runtime="torch")
+    assert all("made with other settings" in image.error for image in kept.images)
     other = lowtide.upscale(tmp_path / "in", tmp_path / "out", runtime="torch", force=True)
     assert {image.status for image in other.images} == {"done"}
+
+
+def damaged(tensors, how):
+    """Change tensors of an upscaler's file in one way."""
+    if how == "one is missing":
+        del tensors["body.0.bias"]
+    elif how == "one too many":
+        tensors["body.9.bias"] = tensors["body.0.bias"]
+    elif how == "fewer channels":
+        tensors["body.0.weight"] = np.ascontiguousarray(tensors["body.0.weight"][:, :4])
+    elif how == "a longer bias":
+        tensors["body.0.bias"] = np.zeros(99, np.float32)
+    else:
+        tensors["body.0.bias"][0] = np.nan
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "how", ["one is missing", "one too many", "fewer channels", "a longer bias", "not finite"]
+)
+def test_a_damaged_file_is_refused(tmp_path, how):
+    """ncnn itself would read whatever lies beyond its arrays."""
+    path = find_bundled("lowtide-x2").path
+    model, source = tmp_path / "own.safetensors", picture(tmp_path / "in.png")
+    save_file(damaged(load_file(path), how), model, read_metadata(path))
+    with pytest.raises(ModelError, match=r"do not fit its metadata|NaN or infinite"):
+        lowtide.upscale(source, tmp_path / "out.png", model=model, runtime="ncnn")
+    save_file(load_file(path), model, read_metadata(path))
+    lowtide.upscale(source, tmp_path / "out.png", model=model, runtime="ncnn")
 
 
 def test_two_workers_give_the_same_files(tmp_path):

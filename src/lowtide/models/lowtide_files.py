@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lowtide.core.atomic_file import atomic_output, make_folder
 from lowtide.core.errors import ModelError
 from lowtide.models.descriptor import ModelDescriptor
@@ -26,6 +28,7 @@ from lowtide.models.families import (
 from lowtide.models.model_files import (
     DOWNLOAD_AGAIN,
     metadata_error,
+    not_finite,
     parse_json,
     require_finite,
 )
@@ -197,15 +200,39 @@ def load_network(path: Path, entries: dict[str, str]) -> nn.Module:
 def read_graph(path: Path) -> tuple[NcnnGraph, int]:
     """Return a file's network for ncnn, and how many pixels to each side a result depends on.
 
-    Raises ModelError where its architecture has no graph.
+    Raises ModelError where its architecture has no graph, and where the tensors are not those that
+    the configuration asks for.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     entries = read_metadata(path)
     config, architecture = _parse(path, entries)
     if architecture.graph is None or config.reach is None:
         raise ModelError(f"{entries[ARCHITECTURE]} is run by PyTorch alone", hint="--runtime torch")
-    return architecture.graph(config, load_file(path)), config.reach
+    try:
+        tensors = _TakenTensors(load_file(path))
+        graph = architecture.graph(config, tensors)
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"the tensors in {path} do not fit its metadata: {error}") from error
+    if left := sorted(set(tensors) - tensors.taken):
+        raise ModelError(f"the tensors in {path} do not fit its metadata: {left[0]} has no place")
+    for name, one in tensors.items():
+        if not np.isfinite(one).all():
+            raise not_finite(path, name)
+    return graph, config.reach
+
+
+class _TakenTensors(dict[str, "np.ndarray"]):
+    """Tensors by name, and the names of those that were ``taken``."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray]) -> None:
+        super().__init__(tensors)
+        self.taken: set[str] = set()
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.taken.add(name)
+        return super().__getitem__(name)
 
 
 def _count(path: Path) -> int:

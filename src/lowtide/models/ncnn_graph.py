@@ -78,7 +78,11 @@ class NcnnGraphBuilder:
 
         ``in`` is 1 for a ``depthwise`` one, of each channel by itself.
         """
-        outputs, _, height, width = weight.shape
+        outputs, inputs, height, width = weight.shape
+        if inputs != (1 if depthwise else self._maps[x][0]):  # ncnn would read beyond its arrays
+            raise ValueError(f"a convolution of {inputs} channels gets {self._maps[x][0]}")
+        if bias is not None and bias.shape != (outputs,):
+            raise ValueError(f"a convolution to {outputs} channels has a bias of {bias.shape}")
         values = {0: outputs, 1: width, 11: height, 3: stride, 4: padding, 5: int(bias is not None)}
         values[6] = weight.size
         if depthwise:

@@ -38,7 +38,7 @@ from lowtide.training.task import TrainTask
 from lowtide.training.traced_step import TaskModules
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 # A function that builds the task of a configuration, with the data of one process.
 MakeTask = Callable[[Any, ProcessGroup], TrainTask]
@@ -214,6 +214,19 @@ def _plan_on_all_gpus(
     return DeviceTrainingPlans(plans=plans)
 
 
+def _plan_facts(
+    name: str, networks: nn.Module, profile: DeviceProfile, budget_bytes: int
+) -> dict[str, Any]:
+    """Return the fields of a `TrainingPlan` that are the same whatever is planned."""
+    return {
+        "model": name,
+        "parameters": sum(weight.numel() for weight in networks.parameters()),
+        "device": profile.name,
+        "device_title": profile.title,
+        "budget_bytes": budget_bytes,
+    }
+
+
 @dataclass(frozen=True)
 class PlannedModule:
     """A step of a module, as `PlannedStep`."""
@@ -258,12 +271,7 @@ class PlannedModule:
             traces=traces,
         )
         return TrainingPlan(
-            model=self.name,
-            parameters=sum(weight.numel() for weight in module.parameters()),
-            device=profile.name,
-            device_title=profile.title,
-            budget_bytes=budget_bytes,
-            fit_report=fit_report,
+            **_plan_facts(self.name, module, profile, budget_bytes), fit_report=fit_report
         )
 
 
@@ -304,11 +312,7 @@ class PlannedRun:
             training.heap,
         )
         return TrainingPlan(
-            model=self.name,
-            parameters=sum(one.numel() for one in variants.modules.networks.parameters()),
-            device=profile.name,
-            device_title=profile.title,
-            budget_bytes=budget_bytes,
+            **_plan_facts(self.name, variants.modules.networks, profile, budget_bytes),
             training=training,
             steps=config.train.total_iter,
             notes=[note for one in task.networks.values() for note in getattr(one, "notes", ())],
